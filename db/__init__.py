@@ -1,0 +1,1 @@
+"""Tables, sessions and every query. Plain data in and out; knows nothing of queues, models or pages."""
