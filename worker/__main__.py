@@ -1,0 +1,33 @@
+"""The command line: `python -m worker COMMAND`.
+
+Only puts the commands together; each lives in its own file under `worker/commands`. They import what is heavy inside the
+command, so that `--help` answers at once. Torch is loaded by `serve` alone.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from worker.commands.serve import serve
+
+app = typer.Typer(
+    name="worker",
+    help="Decide with Clef from the command line, and run the workers that hold a release in memory.",
+    epilog="Exit codes: 0 all answered, 1 some rows failed, 2 bad input, 130 stopped by Ctrl-C.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (serve,):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command named on the command line."""
+    app(prog_name="python -m worker")
+
+
+if __name__ == "__main__":
+    main()
