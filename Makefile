@@ -1,0 +1,52 @@
+# `make run` starts everything, `make test` checks everything; both install what they need first.
+# PYTHON=python3.12 chooses another interpreter for the virtual environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# torch's threads otherwise spin while they wait, and two processes on the same cores starve each other.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help run test check format chromium
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/.requirements ## start Redis, the workers and the page on http://127.0.0.1:7860
+	@$(BIN)/python app.py
+
+test: $(VENV)/.requirements-dev chromium ## run every test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.requirements-dev ## formatter, linter and strict types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.requirements-dev ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + ". Choose one with make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp is touched only after a complete installation, so an interrupted one starts again.
+$(VENV)/.requirements: requirements.txt | $(BIN)/python
+	@echo "Installing requirements.txt into $(VENV) (minutes the first time: torch is large)"
+	$(PIP) -r requirements.txt
+	@touch $@
+
+$(VENV)/.requirements-dev: requirements-dev.txt $(VENV)/.requirements
+	@echo "Installing requirements-dev.txt into $(VENV)"
+	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+# The browser tests drive a real Chromium; without one they skip and say so.
+chromium:
+	@if command -v chromium >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing Chromium for the browser tests"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null \
+			|| echo "Chromium could not be installed: the browser tests will skip"; \
+	else echo "Chromium is not installed: the browser tests will skip"; fi
