@@ -12,14 +12,20 @@ from worker.commands.serve import serve
 
 app = typer.Typer(
     name="worker",
-    help="Decide with Clef from the command line, and run the workers that hold a release in memory.",
     epilog="Exit codes: 0 all answered, 1 some rows failed, 2 bad input, 130 stopped by Ctrl-C.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def _program() -> None:
+    """Decide with Clef from the command line, and run the workers that hold a release in memory."""
+
+
 for command in (serve,):
     app.command()(command)
 
