@@ -17,7 +17,8 @@ MODEL_CODE = {f"clef_core.{name}" for name in ("encoding", "joint_head", "mxfp4"
 WORKER_PROCESS = {"worker.serve", "worker.jobs"}
 
 TORCH_FREE_CORE = {
-    f"clef_core.{name}" for name in ("errors", "schema", "strict_json", "images", "answers", "tokens", "release", "stats")
+    f"clef_core.{name}"
+    for name in ("errors", "schema", "strict_json", "images", "answers", "tokens", "release", "stats")
 }
 WEB_MAY_IMPORT = TORCH_FREE_CORE | {
     f"worker.{name}" for name in ("submit", "tables", "questions_file", "settings", "progress")

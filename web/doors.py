@@ -161,7 +161,7 @@ def require_api_key(api_key: str | None) -> Callable[..., Awaitable[None]]:
     async def check(
         authorization: Annotated[str | None, Header()] = None, x_api_key: Annotated[str | None, Header()] = None
     ) -> None:
-        if api_key is None:
+        if not api_key:
             return
         scheme, _, token = (authorization or "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else (x_api_key or "")
