@@ -1,8 +1,9 @@
 """Draw the example receipts: three invented shops, and one picture that is no receipt.
 
 Writes PNG files, `receipts.csv`, `receipts.zip`, `receipt_questions.json` and `receipt_request.json` into `examples/`.
-Shops, streets, goods and prices are made up. Every file comes out the same on every run: no clock, no random numbers without
-a seed, and the zip's entries carry a fixed date. The letters are those of Pillow's own font, so no font has to be installed.
+Shops, streets, goods and prices are made up. Every file comes out the same on every run: no clock, no random numbers
+without a seed, and the zip's entries carry a fixed date. The letters are those of Pillow's own font: no font has to be
+installed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line: `python -m worker COMMAND`.
 
-Only puts the commands together; each lives in its own file under `worker/commands`. They import what is heavy inside the
-command, so that `--help` answers at once. Torch is loaded by `serve` alone.
+Only puts the commands together; each lives in its own file under `worker/commands`. They import what is heavy inside
+the command, so that `--help` answers at once. Torch is loaded by `serve` alone.
 """
 
 from __future__ import annotations
