@@ -1,0 +1,236 @@
+"""Load a release into memory: backbone, joint head, tokenizer, processor.
+
+The backbone is Transformers' `Qwen3_5ForConditionalGeneration`, built without weights; each linear whose tensors are
+MXFP4 becomes an `MXFP4Linear`, and every tensor is read from its file straight to the device. Quark is not needed, and
+no code of the release is run. Whether a release is BF16 or MXFP4 is seen from its tensors alone.
+
+What surprises: rotary tables are not stored in a release, so they are computed after the empty build; and Qwen3.5
+checkpoints may carry `mtp.*` tensors (multi-token prediction) that a decision never uses.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoProcessor
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5TextRotaryEmbedding,
+    Qwen3_5VisionRotaryEmbedding,
+)
+
+from clef_core.encoding import Batch
+from clef_core.errors import ReleaseError
+from clef_core.joint_head import JointHead, load_joint_head
+from clef_core.mxfp4 import BLOCK, LinearMode, MXFP4Linear
+from clef_core.release import ReleaseFiles, read_release, verify_checksums
+from clef_core.tokens import PromptTokenizer
+
+logger = logging.getLogger(__name__)
+
+IGNORED_PREFIX = "mtp."
+EXPANDED_MEMORY_SHARE = 0.25
+"""Linears are decoded once at load when that takes at most this share of the device's free memory."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release in memory. `dtype` is the backbone's compute dtype, `checksum` names the exact files."""
+
+    files: ReleaseFiles
+    checksum: str
+    backbone: Qwen3_5ForConditionalGeneration
+    head: JointHead
+    tokenizer: PromptTokenizer
+    processor: Any
+    device: torch.device
+    dtype: torch.dtype
+    linear_mode: LinearMode | None
+
+    @property
+    def pad_id(self) -> int:
+        return int(self.backbone.config.text_config.pad_token_id or 0)
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Run the backbone over a micro-batch, without a KV cache and without lm_head logits.
+
+        Returns:
+            (B, T, D) in `dtype`: the final hidden state, after the last norm, of every token.
+        """
+        input_ids = batch.input_ids.to(self.device)
+        is_padded = bool((batch.attention_mask == 0).any())
+        attention_mask = batch.attention_mask.to(self.device) if is_padded else None
+        model = self.backbone.model
+        if batch.mm_token_type_ids is None:
+            output = model.language_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        else:
+            output = model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                mm_token_type_ids=batch.mm_token_type_ids.to(self.device),
+                use_cache=False,
+                **{name: pixels.to(self.device) for name, pixels in batch.pixels.items()},
+            )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def output_embeddings(self, batch: Batch) -> Tensor:
+        """(B, T, D): the row of lm_head's weight for each input token."""
+        return self.backbone.lm_head.weight[batch.input_ids.to(self.device)]
+
+
+def load_release(
+    path: Path | str,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+    linear_mode: LinearMode | None = None,
+    head_dtype: torch.dtype = torch.float32,
+) -> Release:
+    """Load a BF16 or MXFP4 release.
+
+    Args:
+        path: a release directory.
+        device: where the weights live and the products run.
+        dtype: compute dtype of the backbone, bfloat16 or float32.
+        linear_mode: how MXFP4 linears hold their weights; None chooses by free memory.
+        head_dtype: compute dtype of the joint head; float32 by default, bfloat16 is what the reference does.
+
+    Raises:
+        ReleaseError: the directory is not a release, a file is missing or damaged, or a tensor has a wrong shape.
+    """
+    started = time.perf_counter()
+    device = torch.device(device)
+    files = read_release(path)
+    checksum = verify_checksums(files)
+    backbone = _load_backbone(files, device, dtype)
+    mode = None
+    if files.kind == "mxfp4":
+        mode = linear_mode or _choose_linear_mode(files, device, dtype)
+        if mode == "expanded":
+            for module in backbone.modules():
+                if isinstance(module, MXFP4Linear):
+                    module.expand(dtype)
+    head = load_joint_head(files.path, device, head_dtype)
+    if head.config.hidden_size != backbone.config.text_config.hidden_size:
+        raise ReleaseError(
+            f"{files.path}: the joint head expects hidden size {head.config.hidden_size}, "
+            f"the backbone has {backbone.config.text_config.hidden_size}"
+        )
+    tokenizer = PromptTokenizer.from_release(files.path)
+    release = Release(files, checksum, backbone, head, tokenizer, _processor(files.path), device, dtype, mode)
+    logger.info(
+        "loaded %s (%s, %s, linears %s) on %s in %.1f s",
+        files.path, files.kind, dtype, mode or "bf16", device, time.perf_counter() - started,
+    )  # fmt: skip
+    return release
+
+
+def load_release_model(path: Path | str, device: str = "cpu") -> tuple[Release, Any]:
+    """Load a release as the model card does: `model, processor = load_release_model(path, device="cpu")`."""
+    release = load_release(path, device)
+    return release, release.processor
+
+
+def _load_backbone(files: ReleaseFiles, device: torch.device, dtype: torch.dtype) -> Qwen3_5ForConditionalGeneration:
+    settings = {key: value for key, value in files.config.items() if key != "quantization_config"}
+    try:
+        config = Qwen3_5Config(**settings)
+        with torch.device("meta"):
+            model = Qwen3_5ForConditionalGeneration._from_config(config, dtype=dtype)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ReleaseError(f"{files.path / 'config.json'}: no backbone can be built from it: {error}") from error
+    _place_mxfp4_linears(model, files)
+    _compute_rotary_tables(model, device)
+    expected = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items()}
+    for name, tensor in _read_tensors(files, device):
+        if name not in expected:
+            raise ReleaseError(f"{files.path}: tensor {name} belongs to no part of the backbone")
+        slot = expected.pop(name)
+        if slot.shape != tensor.shape:
+            raise ReleaseError(
+                f"{files.path}: tensor {name} has shape {tuple(tensor.shape)}, the configuration needs {tuple(slot.shape)}"
+            )
+        if tensor.is_floating_point() != slot.is_floating_point():
+            raise ReleaseError(f"{files.path}: tensor {name} is {tensor.dtype}, the configuration needs {slot.dtype}")
+        _assign(model, name, tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    if "lm_head.weight" in expected and config.tie_word_embeddings:
+        del expected["lm_head.weight"]
+        model.lm_head.weight = model.model.language_model.embed_tokens.weight
+    if expected:
+        first = sorted(expected)[0]
+        raise ReleaseError(f"{files.path}: {len(expected)} tensors missing, first {first}")
+    return model.eval().requires_grad_(False)
+
+
+def _place_mxfp4_linears(model: nn.Module, files: ReleaseFiles) -> None:
+    """Replace each linear that the release stores as codes and scales."""
+    for name, info in files.tensors.items():
+        if not name.endswith(".weight_scale"):
+            continue
+        path = name.removesuffix(".weight_scale")
+        try:
+            linear = model.get_submodule(path)
+        except AttributeError as error:
+            raise ReleaseError(f"{files.path}: tensor {name} belongs to no part of the backbone") from error
+        if not isinstance(linear, nn.Linear) or linear.bias is not None or linear.in_features % BLOCK:
+            raise ReleaseError(f"{files.path}: {path} cannot be MXFP4 (scales of shape {info.shape})")
+        parent, _, leaf = path.rpartition(".")
+        replacement = MXFP4Linear(linear.in_features, linear.out_features, device="meta")
+        setattr(model.get_submodule(parent), leaf, replacement)
+
+
+def _compute_rotary_tables(model: nn.Module, device: torch.device) -> None:
+    rotary = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, Qwen3_5TextRotaryEmbedding | Qwen3_5VisionRotaryEmbedding)
+    ]
+    for name, module in rotary:
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, type(module)(module.config).to(device))
+
+
+def _read_tensors(files: ReleaseFiles, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    for file in files.weight_files:
+        try:
+            with safe_open(files.path / file, framework="pt", device=str(device)) as tensors:
+                for name in tensors.keys():  # noqa: SIM118  safe_open is no mapping
+                    if not name.startswith(IGNORED_PREFIX):
+                        yield name, tensors.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ReleaseError(f"{files.path / file}: cannot be read: {error}") from error
+
+
+def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
+    parent_name, _, leaf = name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    if leaf in parent._parameters:
+        parent._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        parent._buffers[leaf] = tensor
+
+
+def _choose_linear_mode(files: ReleaseFiles, device: torch.device, dtype: torch.dtype) -> LinearMode:
+    if device.type == "cuda":
+        free_bytes = torch.cuda.mem_get_info(device)[0]
+    else:
+        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    num_elements = sum(
+        BLOCK * info.shape[0] * info.shape[1] for name, info in files.tensors.items() if name.endswith(".weight_scale")
+    )
+    return "expanded" if num_elements * dtype.itemsize <= EXPANDED_MEMORY_SHARE * free_bytes else "packed"
+
+
+def _processor(path: Path) -> Any:
+    try:
+        return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ReleaseError(f"{path}: the processor cannot be loaded: {error}") from error

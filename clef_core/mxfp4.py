@@ -1,0 +1,207 @@
+"""MXFP4 arithmetic in plain torch: E2M1 elements, one E8M0 scale per block of 32 along the input dimension.
+
+Bit-identical to AMD Quark 0.13 (`even` scale rounding, half-to-even elements); `tests/test_mxfp4.py` holds Quark beside it.
+Knows no model and no file. What surprises: the scale of a block whose largest magnitude has a mantissa of 1.75 or more
+is the next power of two, so that the largest element is rounded down to 4 instead of saturating at 6.
+
+Source: OCP Microscaling Formats (MX) Specification v1.0, 5.3.3 (E2M1), 5.4.1 (E8M0), 6.3 (conversion).
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BLOCK = 32
+"""Consecutive values along the input dimension that share one scale."""
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Value of each 4-bit code; bit 3 is the sign."""
+
+E2M1_MAX = 6.0
+E2M1_MAX_EXPONENT = 2  # 6 = 1.5 * 2**2
+E8M0_BIAS = 127
+E8M0_NAN = 255
+
+LinearMode = Literal["packed", "expanded"]
+"""`packed` keeps 4-bit codes and decodes them in every call; `expanded` decodes once at load. Equal bit for bit."""
+
+
+def unpack_codes(packed: Tensor) -> Tensor:
+    """Split bytes into E2M1 codes.
+
+    Args:
+        packed: uint8 (..., K / 2). Element 2i is the low nibble of byte i, element 2i + 1 the high one.
+
+    Returns:
+        uint8 (..., K), each 0 to 15.
+    """
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+
+
+def pack_codes(codes: Tensor) -> Tensor:
+    """Join two E2M1 codes per byte, the inverse of `unpack_codes`.
+
+    Args:
+        codes: uint8 (..., K), each 0 to 15, K even.
+
+    Returns:
+        uint8 (..., K / 2).
+    """
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+def scale_values(scales: Tensor) -> Tensor:
+    """Decode E8M0 bytes to float32 powers of two.
+
+    Args:
+        scales: uint8, any shape. s means 2**(s - 127); 255 means NaN.
+
+    Returns:
+        float32 of the same shape. 2**-127 (s = 0) is a float32 subnormal and is exact.
+    """
+    table = torch.exp2(torch.arange(256, dtype=torch.float64) - E8M0_BIAS).float()
+    table[E8M0_NAN] = torch.nan
+    return table.to(scales.device)[scales.long()]
+
+
+def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
+    """Decode MXFP4 to float32.
+
+    Args:
+        codes: uint8 (..., K). One E2M1 code, 0 to 15, per element (unpacked).
+        scales: uint8 (..., K // 32). E8M0: s means 2**(s - 127), 255 means NaN.
+
+    Returns:
+        float32 (..., K).
+
+    Raises:
+        ValueError: the shapes do not belong together.
+
+    Source: OCP Microscaling Formats (MX) v1.0, 5.3.3 (E2M1) and 5.4.1 (E8M0).
+    """
+    if codes.shape[-1] != scales.shape[-1] * BLOCK or codes.shape[:-1] != scales.shape[:-1]:
+        raise ValueError(f"codes {tuple(codes.shape)} need one scale per {BLOCK} elements, got {tuple(scales.shape)}")
+    elements = torch.tensor(E2M1_VALUES, device=codes.device)[codes.long()]
+    blocks = elements.unflatten(-1, (-1, BLOCK)) * scale_values(scales).unsqueeze(-1)
+    return blocks.flatten(-2)
+
+
+def shared_exponents(blocks: Tensor) -> Tensor:
+    """Choose each block's power of two by `even` rounding.
+
+    Args:
+        blocks: float32 (..., 32).
+
+    Returns:
+        int32 (..., 1), from -127 to 127. An all-zero or subnormal block gets -127. NaN is not handled here.
+    """
+    bits = blocks.abs().amax(-1, keepdim=True).view(torch.int32)
+    biased = (bits + (1 << 21)) >> 23  # a carry out of the mantissa raises the exponent: 1.75 and up round to 2
+    exponents = biased - E8M0_BIAS - E2M1_MAX_EXPONENT
+    return torch.where(biased == 255, 127, exponents).clamp(min=-127)
+
+
+def round_to_e2m1(v: Tensor) -> Tensor:
+    """Round to the nearest E2M1 value, ties to even, magnitudes above 6 saturating.
+
+    Args:
+        v: float32, any shape.
+
+    Returns:
+        float32 of the same shape, each one of `E2M1_VALUES`, the sign of zero kept.
+    """
+    magnitude = v.abs().clamp(max=E2M1_MAX)
+    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+    return torch.copysign(torch.round(magnitude / step) * step, v)
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Encode to MXFP4.
+
+    Args:
+        x: float32 or bfloat16 (..., K), K divisible by 32, finite.
+
+    Returns:
+        codes uint8 (..., K) (unpacked) and scales uint8 (..., K // 32).
+
+    Raises:
+        ValueError: K is not divisible by 32, or x holds NaN or infinity.
+    """
+    if not torch.isfinite(x).all():
+        raise ValueError("only finite values can be quantised to MXFP4")
+    rounded, exponents = _round_blocks(x)
+    twice = (rounded.abs() * 2).to(torch.int64)  # 0, 1, 2, 3, 4, 6, 8 or 12
+    code_of_twice = torch.zeros(13, dtype=torch.uint8, device=x.device)
+    code_of_twice[[int(2 * value) for value in E2M1_VALUES[:8]]] = torch.arange(8, dtype=torch.uint8, device=x.device)
+    codes = code_of_twice[twice] | (torch.signbit(rounded).to(torch.uint8) << 3)
+    return codes.flatten(-2), (exponents.squeeze(-1) + E8M0_BIAS).to(torch.uint8)
+
+
+def fake_quantize(x: Tensor) -> Tensor:
+    """Round to MXFP4 and back: what the weights of a 4-bit linear meet at run time.
+
+    Args:
+        x: float32 or bfloat16 (..., K), K divisible by 32. NaN stays NaN (its whole block becomes NaN).
+
+    Returns:
+        the same shape and dtype; every value is exact in bfloat16.
+
+    Raises:
+        ValueError: K is not divisible by 32.
+    """
+    rounded, exponents = _round_blocks(x)
+    return torch.ldexp(rounded, exponents).flatten(-2).to(x.dtype)
+
+
+def _round_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return E2M1 values (..., K // 32, 32) and the exponents (..., K // 32, 1) that scale them."""
+    if x.shape[-1] % BLOCK:
+        raise ValueError(f"the last dimension must be divisible by {BLOCK}, got shape {tuple(x.shape)}")
+    blocks = x.float().unflatten(-1, (-1, BLOCK))
+    exponents = shared_exponents(blocks)
+    return round_to_e2m1(torch.ldexp(blocks, -exponents)), exponents
+
+
+class MXFP4Linear(nn.Module):
+    """A bias-free linear whose weight is MXFP4 and whose input is rounded to MXFP4 in every call.
+
+    y = linear(fake_quantize(x), dequantize(weight)), multiplied in the dtype of x.
+
+    Holds `weight` uint8 (N, K / 2) and `weight_scale` uint8 (N, K / 32) as the release stores them, or after `expand`
+    the decoded `weight` (N, K) alone.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        if in_features % BLOCK:
+            raise ValueError(f"in_features must be divisible by {BLOCK}, got {in_features}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.mode: LinearMode = "packed"
+        packed = torch.empty(out_features, in_features // 2, dtype=torch.uint8, device=device)
+        scales = torch.empty(out_features, in_features // BLOCK, dtype=torch.uint8, device=device)
+        self.register_buffer("weight", packed)
+        self.register_buffer("weight_scale", scales)
+
+    def expand(self, dtype: torch.dtype) -> None:
+        """Decode the weight once, to `dtype` (float32 or bfloat16: both hold MXFP4 values exactly)."""
+        self.weight = self.decoded_weight(dtype)
+        self.weight_scale = None
+        self.mode = "expanded"
+
+    def decoded_weight(self, dtype: torch.dtype) -> Tensor:
+        """The weight (N, K) as the product sees it."""
+        if self.weight_scale is None:
+            return self.weight.to(dtype)
+        return dequantize(unpack_codes(self.weight), self.weight_scale).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(fake_quantize(x), self.decoded_weight(x.dtype))
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, mode={self.mode}"
