@@ -25,17 +25,20 @@ def build_answers(
     questions: Mapping[str, AnyQuestion],
     log_probs: Mapping[str, Mapping[str, float]],
     confidence: Confidence = "top",
+    *,
+    decimals: int | None = PROBABILITY_DECIMALS,
 ) -> dict[str, dict[str, Any]]:
     """Answer every question from its options' natural log-probabilities.
 
     Args:
         confidence: `top` is the largest probability, `typesafe` TypeSafe's: it is 0 for a uniform distribution.
+        decimals: to round numbers to; None keeps them as they are, for files that have their own rounding.
 
     Raises:
         EngineError: an option has no log-probability, or one that is not finite.
     """
     return {
-        id: _build_answer(question, _probabilities(id, question, log_probs), confidence)
+        id: _build_answer(question, _probabilities(id, question, log_probs), confidence, decimals)
         for id, question in questions.items()
     }
 
@@ -77,25 +80,30 @@ def _probabilities(id: str, question: AnyQuestion, log_probs: Mapping[str, Mappi
     return {option_id: math.exp(of_question[option_id]) for option_id in ids}
 
 
-def _build_answer(question: AnyQuestion, probabilities: Mapping[str, float], confidence: Confidence) -> dict[str, Any]:
+def _build_answer(
+    question: AnyQuestion, probabilities: Mapping[str, float], confidence: Confidence, decimals: int | None
+) -> dict[str, Any]:
+    def rounded(value: float) -> float:
+        return value if decimals is None else round(value, decimals)
+
     if isinstance(question, NoulQuestion):
-        return {"type": "noul", "noul": _rounded(probabilities["true"])}
-    rounded = {option_id: _rounded(p) for option_id, p in probabilities.items()}
+        return {"type": "noul", "noul": rounded(probabilities["true"])}
+    shown = {option_id: rounded(p) for option_id, p in probabilities.items()}
     values = list(probabilities.values())
     top = values.index(max(values))
     if isinstance(question, ChoiceQuestion):
         return {
             "type": "choice",
             "choice": list(probabilities)[top],
-            "confidence": _rounded(values[top] if confidence == "top" else _choice_confidence(values)),
-            "probabilities": rounded,
+            "confidence": rounded(values[top] if confidence == "top" else _choice_confidence(values)),
+            "probabilities": shown,
         }
     return {
         "type": "score",
-        "score": _rounded(sum(level * p for level, p in enumerate(values))),
-        "confidence": _rounded(values[top] if confidence == "top" else _score_confidence(values, top)),
+        "score": rounded(sum(level * p for level, p in enumerate(values))),
+        "confidence": rounded(values[top] if confidence == "top" else _score_confidence(values, top)),
         "legend": {str(level): meaning for level, meaning in enumerate(question.criteria)},
-        "probabilities": rounded,
+        "probabilities": shown,
     }
 
 
@@ -108,7 +116,3 @@ def _score_confidence(values: Sequence[float], mode: int) -> float:
     distance = sum(abs(level - mode) * p for level, p in enumerate(values))
     uniform_distance = sum(abs(level - mode) for level in range(len(values))) / len(values)
     return 1 - distance / uniform_distance
-
-
-def _rounded(value: float) -> float:
-    return round(value, PROBABILITY_DECIMALS)

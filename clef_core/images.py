@@ -33,7 +33,7 @@ MAX_IMAGE_BYTES = 4 * 2**20
 MAX_ALL_IMAGES_BYTES = 8 * 2**20
 MAX_IMAGE_PIXELS = 16_000_000
 MAX_ASPECT_RATIO = 200  # the processor's smart_resize refuses more
-MAX_JPEG_SCANS = 200  # progressive files have about 10; each scan costs a pass over all pixels
+MAX_JPEG_SCANS = 100  # progressive files have about 10; each scan costs a pass over all pixels
 
 MediaType = Literal["image/png", "image/jpeg", "image/webp"]
 
@@ -129,43 +129,55 @@ def check_image(data: bytes, loc: Loc) -> EncodedImage:
     """Check one image file: the limits by its header, then that all of it decodes.
 
     Raises:
-        RequestError: says which limit it breaks, or that it is broken or of another kind.
+        RequestError: says which limit it breaks, or that it is damaged or of another kind.
     """
+    image, media_type = _decode(data, loc)
+    with image:
+        width, height = image.size if _orientation(image) < 5 else image.size[::-1]
+    return EncodedImage(data, hashlib.sha256(data).hexdigest(), media_type, width, height)
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Decode an image file to upright RGB.
+
+    Raises:
+        RequestError: `check_image` would refuse it.
+    """
+    image, _ = _decode(data, ())
+    with image:
+        turn = _TURN_UPRIGHT.get(_orientation(image))
+        image.info.pop("transparency", None)  # else Pillow warns that a palette's transparency is lost
+        rgb = _grey_8_bits(image).convert("RGB") if image.mode.startswith("I") else image.convert("RGB")
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def _decode(data: bytes, loc: Loc) -> tuple[ImageFile.ImageFile, MediaType]:
     if len(data) > MAX_IMAGE_BYTES:
         raise _too_large(len(data), loc)
     media_type = _sniff(data)
     if media_type is None:
-        msg = f"This is not a PNG, JPEG or WebP image: it begins with {data[:16]!r}." if data else "The image is empty."
+        msg = (
+            f"This is not a PNG, JPEG or WebP image: it begins with {repr(data[:16])[1:]}."
+            if data
+            else "The image is empty."
+        )
         raise RequestError.at(loc, msg, "image_type")
     if media_type == "image/jpeg" and data.count(b"\xff\xda") > MAX_JPEG_SCANS:
         msg = f"This JPEG has more than {MAX_JPEG_SCANS} scans, which would take too long to decode."
         raise RequestError.at(loc, msg, "image_scans")
     try:
-        with _open(data, media_type) as image:
-            _check_header(image, loc)
-            image.load()
-            width, height = image.size if _orientation(image) < 5 else image.size[::-1]
+        image = _open(data, media_type)
+        _check_header(image, loc)
+        image.load()
     except _DECODING_ERRORS as error:
-        msg = f"This {media_type[6:].upper()} image cannot be decoded; it is truncated or damaged ({error})."
+        msg = f"This {media_type[6:].upper()} image cannot be decoded: the file is truncated or damaged."
         raise RequestError.at(loc, msg, "image_damaged") from error
-    return EncodedImage(data, hashlib.sha256(data).hexdigest(), media_type, width, height)
+    return image, media_type
 
 
-def open_image(data: bytes) -> Image.Image:
-    """Decode a checked image: upright, RGB.
-
-    Raises:
-        RequestError: `check_image` would refuse it.
-    """
-    media_type = check_image(data, ()).media_type
-    with _open(data, media_type) as image:
-        turn = _TURN_UPRIGHT.get(_orientation(image))
-        image.info.pop("transparency", None)  # else Pillow warns that a palette's transparency is lost
-        # Pillow's own conversion of 16-bit grey clips at 255, that is, shows nearly everything as white.
-        grey = image.convert("I").point(lambda value: value / 257 + 0.5) if image.mode.startswith("I") else image
-        upright = grey.convert("L") if grey is not image else image
-        rgb = upright.convert("RGB")
-    return rgb if turn is None else rgb.transpose(turn)
+def _grey_8_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit grey; Pillow's own conversion clips at 255, which shows nearly everything as white."""
+    return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
 
 
 def _sniff(data: bytes) -> MediaType | None:

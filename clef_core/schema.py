@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from .errors import Loc, Problem, RequestError, describe
 from .images import EncodedImage, encode_images
 from .rules import question_problems, questions_problems, request_problems
-from .strict_json import MAX_NESTING, Json, check_json, parse_json, read_json
+from .strict_json import MAX_NESTING, MAX_PROBLEMS, Json, check_json, parse_json, read_json
 
 __all__ = [
     "AnyQuestion",
@@ -60,14 +61,16 @@ class Option:
 
 
 class _Question(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     instructions: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        _raise_if_any(question_problems(data, ()))
+        if not isinstance(data, cls):
+            check_json(data)
+            _raise_if_any(question_problems(data, ()))
         return data
 
     def to_json(self) -> dict[str, Json]:
@@ -103,7 +106,7 @@ Question = Annotated[AnyQuestion, Field(discriminator="type")]
 class Request(BaseModel):
     """What is asked of the model; images travel beside it."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     model: str
     state: Text
@@ -113,8 +116,10 @@ class Request(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
+        if isinstance(data, cls):
+            return data
         body = {name: data[name] for name in cls.model_fields if name in data} if isinstance(data, dict) else data
-        if isinstance(data, dict) and isinstance(body.get("questions"), dict):
+        if isinstance(body, dict) and isinstance(body.get("questions"), dict):
             body["questions"] = {id: _plain_question(question) for id, question in body["questions"].items()}
         check_json(body, (), MAX_BODY_NESTING)
         _raise_if_any(request_problems(body))
@@ -242,6 +247,8 @@ def _plain_question(question: object) -> object:
 
 
 def _raise_if_any(problems: Iterable[Problem]) -> None:
-    found = tuple(dict.fromkeys(problems))
+    found = list(islice(dict.fromkeys(problems), MAX_PROBLEMS + 1))
+    if len(found) > MAX_PROBLEMS:
+        found[MAX_PROBLEMS] = Problem((), f"There are more problems; these are the first {MAX_PROBLEMS}.")
     if found:
-        raise RequestError(found)
+        raise RequestError(tuple(found))

@@ -21,6 +21,7 @@ MAX_VALUES = 200_000  # in one document: far beyond what any model here reads; a
 MAX_PROBLEMS = 100  # of one document; who sends more mistakes needs no complete list
 
 _INTEGER_LIMIT = 10**MAX_INTEGER_DIGITS
+_NESTING_MESSAGE = f"Objects and arrays nest deeper than {MAX_NESTING} here, which is the limit."
 
 Json: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 
@@ -65,10 +66,10 @@ def read_json(text: str | bytes, max_nesting: int = MAX_NESTING) -> tuple[Json, 
         value: Json = json.loads(text, object_pairs_hook=duplicates.make_object, parse_int=_parse_integer)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        found = f"{error.msg} at {where}" if text.strip() else "it is empty"
+        found = f"{error.msg.removesuffix(' at')} at {where}" if text.strip() else "it is empty"
         raise RequestError.at((), f"This is not valid JSON: {found}.", "json_invalid") from None
     except RecursionError:
-        raise RequestError.at((), _nesting_message(max_nesting), "json_nesting") from None
+        raise RequestError.at((), _NESTING_MESSAGE, "json_nesting") from None
     return value, json_problems(value, (), max_nesting, duplicates.of_object)
 
 
@@ -91,7 +92,7 @@ def json_problems(
             problems.append(Problem(loc + _path(place) + sub_path, msg, type))
         if nesting > max_nesting and isinstance(item, dict | list):
             field = (loc + _path(place))[:1]  # a path of a hundred steps helps nobody
-            problems.append(Problem(field, _nesting_message(max_nesting), "json_nesting"))
+            problems.append(Problem(field, _NESTING_MESSAGE, "json_nesting"))
         for key in duplicate_keys.get(id(item), ()) if duplicate_keys else ():
             msg = f"The key {describe(key)} occurs more than once in this object."
             problems.append(Problem((*loc, *_path(place), key), msg, "duplicate_key"))
@@ -190,7 +191,3 @@ def _path(place: _Place) -> Loc:
         place, key = place
         path.append(key if isinstance(key, str | int) else describe(key))
     return tuple(reversed(path))
-
-
-def _nesting_message(max_nesting: int) -> str:
-    return f"Objects and arrays nest deeper than {max_nesting} here, which is the limit."
