@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from .errors import EngineError
-from .schema import AnyQuestion, ChoiceQuestion, NoulQuestion, options
+from clef_core.errors import EngineError
+from clef_core.schema import AnyQuestion, ChoiceQuestion, NoulQuestion, options
 
 PROBABILITY_DECIMALS = 4
 
