@@ -29,7 +29,7 @@ class NewRequest:
     title: str = ""
     row_number: int | None = None
     external_id: str | None = None
-    cells: dict[str, str] | None = None
+    cells: dict[str, Json] | None = None
     labels: dict[str, str] | None = None
     problems: tuple[dict[str, Json], ...] = ()
     idempotency_key: str | None = None
@@ -92,7 +92,7 @@ class RequestView:
     images: tuple[str, ...]
     truncate: str | None
     labels: dict[str, str] | None
-    cells: dict[str, str] | None
+    cells: dict[str, Json] | None
     input_error: list[dict[str, Json]] | None
     source: str
     created_at: datetime

@@ -56,7 +56,7 @@ class BatchRow:
     external_id: str | None
     submission: Submission | None
     problems: tuple[Problem, ...] = ()
-    cells: dict[str, str] | None = None
+    cells: dict[str, Any] | None = None
     labels: dict[str, str] | None = None
 
 
