@@ -30,6 +30,7 @@ class Plan:
     num_too_long: int
     too_long: tuple[RowNote, ...]
     num_distinct: int
+    distinct_tokens: int
     total_tokens: int
     longest_tokens: int
     longest_row: int | None
@@ -57,19 +58,19 @@ def plan(
     tokenizer: PromptTokenizer,
     *,
     max_tokens: int = MAX_TOKENS,
-    rows_per_s: float | None = None,
+    tokens_per_s: float | None = None,
 ) -> Plan:
     """Go through all rows and add up.
 
     Args:
         max_tokens: the limit of a request.
-        rows_per_s: how many rows in all variants the workers finished per second lately; None if that is unknown.
+        tokens_per_s: how fast the slowest variant was lately (`worker.progress.tokens_per_s`); None if unknown.
 
     Returns:
         The plan. Its time counts identical rows once, as the workers do.
     """
     bad, too_long = _Notes(), _Notes()
-    num_rows = total = longest = 0
+    num_rows = total = distinct_tokens = longest = 0
     longest_row: int | None = None
     distinct: set[bytes] = set()
     for row in rows:
@@ -90,7 +91,10 @@ def plan(
         total += tokens
         if tokens > longest:
             longest, longest_row = tokens, row.number
-        distinct.add(_digest(row.submission))
+        digest = _digest(row.submission)
+        if digest not in distinct:
+            distinct.add(digest)
+            distinct_tokens += tokens
     return Plan(
         num_rows=num_rows,
         num_bad=bad.number,
@@ -98,11 +102,12 @@ def plan(
         num_too_long=too_long.number,
         too_long=tuple(too_long.kept),
         num_distinct=len(distinct),
+        distinct_tokens=distinct_tokens,
         total_tokens=total,
         longest_tokens=longest,
         longest_row=longest_row,
         max_tokens=max_tokens,
-        estimated_s=len(distinct) / rows_per_s if rows_per_s else None,
+        estimated_s=distinct_tokens / tokens_per_s if tokens_per_s else None,
     )
 
 
