@@ -1,7 +1,7 @@
 """From log-probabilities to the answers a caller reads, in the SystemOne response shape.
 
-Rounding to 4 decimals happens here and only here; what is stored and compared stays unrounded. Knows nothing of the
-model: it takes natural log-probabilities per question and option.
+Rounding happens here and only here (to 4 decimals, unless a caller asks for none); what is stored and compared stays
+unrounded. Knows nothing of the model: it takes natural log-probabilities per question and option.
 
 Surprising: a choice's probabilities come back in the order of the request, although the model reads its options
 sorted, and of options with equal probability the first of the request is chosen.

@@ -26,7 +26,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from .errors import Loc, Problem, RequestError, describe
+from clef_core.errors import Loc, Problem, RequestError, describe
 
 MAX_IMAGES = 4
 MAX_IMAGE_BYTES = 4 * 2**20

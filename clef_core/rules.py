@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .errors import Loc, Problem, describe
+from clef_core.errors import Loc, Problem, describe
 
 MAX_QUESTIONS = 64
 MAX_ID_CHARS = 100

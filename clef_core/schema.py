@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from .errors import Loc, Problem, RequestError, describe
-from .images import EncodedImage, encode_images
-from .rules import question_problems, questions_problems, request_problems
-from .strict_json import MAX_NESTING, MAX_PROBLEMS, Json, check_json, parse_json, read_json
+from clef_core.errors import Loc, Problem, RequestError, describe
+from clef_core.images import EncodedImage, encode_images
+from clef_core.rules import question_problems, questions_problems, request_problems
+from clef_core.strict_json import MAX_NESTING, MAX_PROBLEMS, Json, check_json, parse_json, read_json
 
 __all__ = [
     "AnyQuestion",

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from .errors import Loc, Problem, RequestError, describe
+from clef_core.errors import Loc, Problem, RequestError, describe
 
 MAX_NESTING = 100
 MAX_INTEGER_DIGITS = 4300  # Python's own limit: it could neither read nor write a longer one
