@@ -221,7 +221,7 @@ def _jsonl_rows(path: Path) -> Iterator[TableRow]:
             continue
         number += 1
         try:
-            value = parse_json(text)
+            value = parse_json(text.strip())
         except RequestError as error:
             message = str(error.problems[0]).replace(" at line 1 column ", " at column ")  # a row is one line
             yield TableRow(number, line, {}, f"line {line}: {message}")
