@@ -7,7 +7,7 @@ that cannot be rung is no error, because the sweeper rings for every waiting row
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -125,15 +125,20 @@ class Submitter:
         source: str,
         columns: Sequence[str],
         mapping: dict[str, Any],
+        on_created: Callable[[int], None] = lambda batch_id: None,
     ) -> int:
         """Store rows as they come, 500 a transaction, and ring for each 500; returns the batch's id.
 
         If `rows` raises, the batch is cancelled with what it has, and the error goes on.
+
+        Args:
+            on_created: hears the batch's id before the first row is read, for who wants to watch.
         """
         with self.database.write() as session:
             batch_id = store.create_batch(
                 session, name, questions, variants, source=source, columns=columns, mapping=mapping
             )
+        on_created(batch_id)
         try:
             for chunk in _chunks(rows, ROWS_PER_TRANSACTION):
                 self._store_chunk(batch_id, chunk, questions, variants, source)
