@@ -1,0 +1,31 @@
+"""The worked examples of the page, read from `examples/`: for Decide whole requests, for Batch a file with questions."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from clef_core.schema import Submission, parse_request
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+BATCH_FILE = EXAMPLES / "messages.csv"
+BATCH_QUESTIONS = EXAMPLES / "questions.json"
+
+INTENT_STATE = "Hi, the parcel says delivered but nothing is here. Order 20431, can you tell me where it went?"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A button above the form."""
+
+    name: str
+    submission: Submission
+
+
+def decide_examples() -> list[Example]:
+    """A message with three kinds of questions, a receipt image, an intent with many options."""
+    intents = json.loads((EXAMPLES / "intents.json").read_text(encoding="utf-8"))
+    return [
+        Example("Support message", parse_request((EXAMPLES / "card_example.json").read_bytes())),
+        Example("Receipt image", parse_request((EXAMPLES / "receipt_request.json").read_bytes())),
+        Example("Intent, 12 options", parse_request({"model": "clef", "state": INTENT_STATE, "questions": intents})),
+    ]

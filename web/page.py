@@ -1,0 +1,21 @@
+"""The page: three screens under one navigation. What each does stands in its own module."""
+
+from collections.abc import Mapping
+
+import gradio as gr
+
+from clef_core.tokens import PromptTokenizer
+from web.decide import DecideScreen
+from worker.submit import Submitter
+
+
+def build_page(submitter: Submitter, tokenizers: Mapping[str, PromptTokenizer]) -> gr.Blocks:
+    """Build all screens.
+
+    Args:
+        submitter: an open one, to store requests and to read what became of them.
+        tokenizers: per variant, to count tokens; a variant may lack one.
+    """
+    with gr.Blocks(title="Clef workbench", analytics_enabled=False) as page:
+        DecideScreen(submitter, tokenizers, page)
+    return page
