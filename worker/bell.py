@@ -13,6 +13,8 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from db.views import PRIORITY_SINGLE, WaitingRow
+
 logger = logging.getLogger(__name__)
 
 ROWS_PER_JOB = 64
@@ -70,6 +72,15 @@ class Bell:
             logger.warning("%s: no bell for %d rows, the sweeper will ring: %s", variant, len(decision_ids), error)
             return False
         return True
+
+    def ring_for(self, rows: Sequence[WaitingRow]) -> None:
+        """Ring as each row needs it: single requests at the front, a row that was in a crash in a job of its own."""
+        groups: dict[tuple[str, bool, bool], list[int]] = {}
+        for row in rows:
+            key = (row.variant, row.priority == PRIORITY_SINGLE, row.crashes > 0)
+            groups.setdefault(key, []).append(row.decision_id)
+        for (variant, at_front, alone), decision_ids in groups.items():
+            self.ring(variant, decision_ids, at_front=at_front, alone=alone)
 
     def rung_rows(self, variant: str) -> set[int]:
         """The rows named by jobs that wait in the queue. What a job names is remembered, so this stays cheap.

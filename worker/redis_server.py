@@ -23,6 +23,8 @@ from types import TracebackType
 from typing import IO
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from clef_core.errors import SettingsError
 from worker.settings import Settings
@@ -164,12 +166,12 @@ class _Server:
     def _answers(self) -> bool:
         if not self.socket.exists():
             return False
-        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=CONNECT_TIMEOUT_S)
+        client = redis.Redis(
+            unix_socket_path=str(self.socket), socket_timeout=CONNECT_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
+        )
         try:
             return bool(client.ping())
-        except redis.BusyLoadingError:
-            return False
-        except redis.ConnectionError:
+        except redis.ConnectionError:  # nobody listens, or the server still loads its file
             return False
         finally:
             client.close()
@@ -183,7 +185,11 @@ class _Server:
 
 def _client(url: str) -> redis.Redis:
     return redis.Redis.from_url(
-        url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=CONNECT_TIMEOUT_S, health_check_interval=30
+        url,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        health_check_interval=30,
+        retry=Retry(NoBackoff(), 1),
     )
 
 
