@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoProcessor
@@ -84,7 +85,8 @@ class Release:
 
     def output_embeddings(self, batch: Batch) -> Tensor:
         """(B, T, D): the row of lm_head's weight for each input token."""
-        return self.backbone.lm_head.weight[batch.input_ids.to(self.device)]
+        matrix: Tensor = self.backbone.lm_head.weight
+        return matrix[batch.input_ids.to(self.device)]
 
 
 def load_release(
@@ -145,7 +147,7 @@ def _load_backbone(files: ReleaseFiles, device: torch.device, dtype: torch.dtype
         config = Qwen3_5Config(**settings)
         with torch.device("meta"):
             model = Qwen3_5ForConditionalGeneration._from_config(config, dtype=dtype)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         raise ReleaseError(f"{files.path / 'config.json'}: no backbone can be built from it: {error}") from error
     _place_mxfp4_linears(model, files)
     _compute_rotary_tables(model, device)
@@ -156,7 +158,8 @@ def _load_backbone(files: ReleaseFiles, device: torch.device, dtype: torch.dtype
         slot = expected.pop(name)
         if slot.shape != tensor.shape:
             raise ReleaseError(
-                f"{files.path}: tensor {name} has shape {tuple(tensor.shape)}, the configuration needs {tuple(slot.shape)}"
+                f"{files.path}: tensor {name} has shape {tuple(tensor.shape)}, "
+                f"the configuration needs {tuple(slot.shape)}"
             )
         if tensor.is_floating_point() != slot.is_floating_point():
             raise ReleaseError(f"{files.path}: tensor {name} is {tensor.dtype}, the configuration needs {slot.dtype}")

@@ -1,7 +1,7 @@
 """MXFP4 arithmetic in plain torch: E2M1 elements, one E8M0 scale per block of 32 along the input dimension.
 
-Bit-identical to AMD Quark 0.13 (`even` scale rounding, half-to-even elements); `tests/test_mxfp4.py` holds Quark beside it.
-Knows no model and no file. What surprises: the scale of a block whose largest magnitude has a mantissa of 1.75 or more
+Bit-identical to AMD Quark 0.13 (`even` scale rounding, half-to-even elements); the tests hold Quark beside it. Knows no
+model and no file. What surprises: the scale of a block whose largest magnitude has a mantissa of 1.75 or more
 is the next power of two, so that the largest element is rounded down to 4 instead of saturating at 6.
 
 Source: OCP Microscaling Formats (MX) Specification v1.0, 5.3.3 (E2M1), 5.4.1 (E8M0), 6.3 (conversion).
@@ -84,7 +84,7 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     if codes.shape[-1] != scales.shape[-1] * BLOCK or codes.shape[:-1] != scales.shape[:-1]:
         raise ValueError(f"codes {tuple(codes.shape)} need one scale per {BLOCK} elements, got {tuple(scales.shape)}")
     elements = torch.tensor(E2M1_VALUES, device=codes.device)[codes.long()]
-    blocks = elements.unflatten(-1, (-1, BLOCK)) * scale_values(scales).unsqueeze(-1)
+    blocks = elements.view(*scales.shape, BLOCK) * scale_values(scales).unsqueeze(-1)
     return blocks.flatten(-2)
 
 
@@ -159,7 +159,7 @@ def _round_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return E2M1 values (..., K // 32, 32) and the exponents (..., K // 32, 1) that scale them."""
     if x.shape[-1] % BLOCK:
         raise ValueError(f"the last dimension must be divisible by {BLOCK}, got shape {tuple(x.shape)}")
-    blocks = x.float().unflatten(-1, (-1, BLOCK))
+    blocks = x.float().reshape(*x.shape[:-1], -1, BLOCK)
     exponents = shared_exponents(blocks)
     return round_to_e2m1(torch.ldexp(blocks, -exponents)), exponents
 

@@ -84,8 +84,8 @@ def resolve_release(source: str) -> Path:
         return path.resolve()
     if path.exists() or path.is_absolute() or source.startswith((".", "~")) or not HUB_ID.fullmatch(source):
         raise ReleaseError(f"{source}: no such release directory")
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  imports slowly and only a hub id needs it
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+    from huggingface_hub import snapshot_download  # imports slowly, and only a hub id needs it
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     name, _, revision = source.partition("@")
     try:
@@ -170,7 +170,9 @@ def verify_checksums(release: ReleaseFiles, cache: "ChecksumCache | None" = None
     hashes = {name: hash_of(path / name) for name in names}
     if (path / CHECKSUMS).is_file():
         for line in (path / CHECKSUMS).read_text(encoding="utf-8").splitlines():
-            expected, _, name = line.partition("  ")
+            if not line.strip():
+                continue
+            expected, name = line[:64], line[64:].removeprefix(" ").lstrip(" *")
             if name not in hashes:
                 raise ReleaseError(f"{path}: {name} is listed in {CHECKSUMS} but missing")
             if hashes[name] != expected:

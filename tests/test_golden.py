@@ -18,7 +18,7 @@ from conftest import GOLDEN, read_jsonl
 from PIL import Image
 
 from clef_core.encoding import Encoder, Record
-from clef_core.engine import Engine, Decision
+from clef_core.engine import Decision, Engine
 from clef_core.images import open_image
 from clef_core.joint_head import TYPE_NUMBERS
 from clef_core.model import Release, load_release
@@ -174,7 +174,7 @@ def flat(answer: dict) -> dict:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_answers_stay_near_the_reference_in_bfloat16(kind):
-    """Golden notes: rounding alone moves probabilities by up to 0.009 (BF16) and 0.086 (MXFP4, 88 % of options equal)."""
+    """Golden notes: rounding alone moves probabilities by up to 0.009 (BF16) and 0.086 (MXFP4)."""
     engine = Engine(load_release(GOLDEN / f"release-{kind}", dtype=torch.bfloat16))
     outcomes = engine.decide([record(number) for number in range(len(REQUESTS))])
     lines = read_jsonl(GOLDEN / f"expected.{kind}.bfloat16.jsonl")
