@@ -183,12 +183,9 @@ def test_a_source_that_is_neither_directory_nor_hub_id_is_refused(source):
 def test_a_hub_id_that_cannot_be_had_is_one_clear_error(tmp_path):
     """In a process of its own: the hub client reads its settings at import. Offline mode asks no network."""
     script = (
-        "from clef_core.errors import ReleaseError
-"
-        "from clef_core.release import resolve_release
-"
-        "try: resolve_release('owner/absent')
-"
+        "from clef_core.errors import ReleaseError\n"
+        "from clef_core.release import resolve_release\n"
+        "try: resolve_release('owner/absent')\n"
         "except ReleaseError as error: print(error)"
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
