@@ -20,7 +20,6 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
-    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -141,6 +140,7 @@ class Run(Base):
     release_checksum: Mapped[str] = mapped_column(String(100))
     linear_mode: Mapped[str | None] = mapped_column(String(40))
     dtype: Mapped[str] = mapped_column(String(40))
+    head_dtype: Mapped[str | None] = mapped_column(String(40))
     device: Mapped[str] = mapped_column(String(100))
     threads: Mapped[int | None]
     batching: Mapped[dict[str, Any]]
@@ -160,12 +160,7 @@ class Decision(Base):
         Index("ix_decisions_variant_status_priority_id", "variant", "status", "priority", "id"),
         Index("ix_decisions_batch_id_status", "batch_id", "status"),
         Index("ix_decisions_batch_id_finished_at", "batch_id", "finished_at"),
-        Index(
-            "ix_decisions_running_claim_owner",
-            "claim_owner",
-            sqlite_where=text("status = 'running'"),
-            postgresql_where=text("status = 'running'"),
-        ),
+        Index("ix_decisions_status_claim_token", "status", "claim_token"),
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)

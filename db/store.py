@@ -17,7 +17,6 @@ from db.store_claims import (
     cancelled_claims,
     claim_rows,
     claim_waiting_singles,
-    claimable_ids,
     find_twins,
     free_silent_claims,
     has_silent_claims,
@@ -26,6 +25,7 @@ from db.store_claims import (
     queue_position,
     release_claims,
     save_results,
+    waiting_rows,
 )
 from db.store_history import list_history
 from db.store_requests import (
@@ -61,7 +61,6 @@ __all__ = [
     "cancelled_claims",
     "claim_rows",
     "claim_waiting_singles",
-    "claimable_ids",
     "close_batch",
     "count_rows",
     "count_unfinished",
@@ -96,4 +95,5 @@ __all__ = [
     "store_images",
     "store_question_set",
     "store_requests",
+    "waiting_rows",
 ]

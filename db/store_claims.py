@@ -4,25 +4,20 @@ A worker claims rows in one statement, saves with the token of its claim, and gi
 silent loses its claims to the sweeper, which counts the crash. Rows that were in a crash are only ever claimed alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, exists, func, select, update
+from sqlalchemy import ColumnElement, Select, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from db.models import Batch, Decision, QuestionSet, Request, Worker
 from db.store_batches import finish_batches
 from db.store_requests import now_utc, request_view
-from db.views import PRIORITY_SINGLE, ClaimedRow, FreedRow, NewResult
+from db.views import PRIORITY_SINGLE, ClaimedRow, NewResult, WaitingRow
 
 SILENT_S = 15.0
 MAX_CRASHES = 3
-CRASH_ERROR = {
-    "loc": [],
-    "msg": f"The worker process ended {MAX_CRASHES} times while it computed this row, so it is not tried again.",
-    "type": "worker_crash",
-}
 
 
 def claim_rows(session: Session, decision_ids: Sequence[int], *, owner: str, token: str) -> list[ClaimedRow]:
@@ -87,9 +82,12 @@ def save_results(session: Session, token: str, run_id: int | None, results: Sequ
     return saved
 
 
-def release_claims(session: Session, token: str) -> int:
-    """Give back every row still held with this token, without counting a crash; returns how many."""
-    return len(_give_back(session, Decision.claim_token == token, crashes=0))
+def release_claims(session: Session, token: str, *, crash: str | None = None) -> list[WaitingRow]:
+    """Give back every row still held with this token; returns those that wait again.
+
+    `crash` says what went wrong while the rows were computed, and counts as a crash; without it none is counted.
+    """
+    return _give_back(session, Decision.claim_token == token, crash)
 
 
 def cancelled_claims(session: Session, token: str) -> set[int]:
@@ -133,29 +131,12 @@ def has_silent_claims(session: Session, *, silent_s: float = SILENT_S) -> bool:
     return bool(session.scalar(select(exists().where(_is_silent(silent_s)))))
 
 
-def free_silent_claims(session: Session, *, silent_s: float = SILENT_S) -> list[FreedRow]:
+def free_silent_claims(session: Session, *, silent_s: float = SILENT_S) -> list[WaitingRow]:
     """Take back the rows of workers that said nothing for `silent_s`, and count a crash for each.
 
-    At the third crash a row fails; a row of a cancelled batch is cancelled; the others are queued again.
+    At the third crash a row fails; a row of a cancelled batch is cancelled; the others wait again and are returned.
     """
-    is_silent = _is_silent(silent_s)
-    failed = session.execute(
-        update(Decision)
-        .where(is_silent, Decision.crashes + 1 >= MAX_CRASHES)
-        .values(
-            status="failed",
-            error=[CRASH_ERROR],
-            crashes=Decision.crashes + 1,
-            finished_at=now_utc(),
-            claim_owner=None,
-            claim_token=None,
-        )
-        .returning(Decision.id, Decision.variant, Decision.batch_id, Decision.status)
-        .execution_options(synchronize_session=False)
-    ).all()
-    freed = [_freed_row(row) for row in failed]
-    finish_batches(session, _batch_ids(freed))
-    return freed + _give_back(session, is_silent, crashes=1)
+    return _give_back(session, _is_silent(silent_s), "the worker process ended")
 
 
 def queue_depth(session: Session, variant: str) -> int:
@@ -182,15 +163,15 @@ def queue_position(session: Session, decision_id: int) -> int | None:
     ).one()
 
 
-def claimable_ids(session: Session, variant: str, *, limit: int) -> list[tuple[int, int, int]]:
-    """The rows that wait, in the order they should be taken: (decision id, priority, crashes)."""
+def waiting_rows(session: Session, variant: str, *, limit: int) -> list[WaitingRow]:
+    """The rows that wait, in the order in which they should be taken."""
     rows = session.execute(
-        select(Decision.id, Decision.priority, Decision.crashes)
+        select(Decision.id, Decision.variant, Decision.priority, Decision.crashes)
         .where(Decision.variant == variant, Decision.status == "queued")
         .order_by(Decision.priority.desc(), Decision.id)
         .limit(limit)
     )
-    return [(row.id, row.priority, row.crashes) for row in rows]
+    return [WaitingRow(*row) for row in rows]
 
 
 def _claim(
@@ -245,33 +226,30 @@ def _is_silent(silent_s: float) -> ColumnElement[bool]:
     return (Decision.status == "running") & Decision.claim_owner.not_in(alive)
 
 
-def _give_back(session: Session, held: ColumnElement[bool], *, crashes: int) -> list[FreedRow]:
-    """Queue held rows again; those of a cancelled batch become cancelled instead."""
+def _give_back(session: Session, held: ColumnElement[bool], crash: str | None) -> list[WaitingRow]:
+    """End claims: rows of a cancelled batch become cancelled, rows at their last crash fail, the others wait again."""
+    now = now_utc()
+    crashes = Decision.crashes + (0 if crash is None else 1)
     is_cancelled = exists().where(Batch.id == Decision.batch_id, Batch.cancel_requested_at.is_not(None))
-    freed: list[FreedRow] = []
-    for status, of_batch in (("cancelled", is_cancelled), ("queued", ~is_cancelled)):
+    error = [{"loc": [], "msg": f"Tried {MAX_CRASHES} times, the last time {crash}.", "type": "worker_crash"}]
+    outcomes: list[tuple[list[ColumnElement[bool]], dict[str, Any]]] = [
+        ([is_cancelled], {"status": "cancelled", "finished_at": now}),
+        ([crashes >= MAX_CRASHES], {"status": "failed", "finished_at": now, "error": error}),
+        ([], {"status": "queued"}),
+    ]
+    waiting: list[WaitingRow] = []
+    finished_batches: set[int] = set()
+    for conditions, values in outcomes:
         rows = session.execute(
             update(Decision)
-            .where(held, Decision.status == "running", of_batch)
-            .values(
-                status=status,
-                crashes=Decision.crashes + crashes,
-                finished_at=now_utc() if status == "cancelled" else None,
-                claim_owner=None,
-                claim_token=None,
-            )
-            .returning(Decision.id, Decision.variant, Decision.batch_id, Decision.status)
+            .where(held, Decision.status == "running", *conditions)
+            .values(**values, crashes=crashes, claim_owner=None, claim_token=None)
+            .returning(Decision.id, Decision.variant, Decision.priority, Decision.crashes, Decision.batch_id)
             .execution_options(synchronize_session=False)
         ).all()
-        freed += [_freed_row(row) for row in rows]
-    finish_batches(session, _batch_ids(row for row in freed if row.status == "cancelled"))
-    return freed
-
-
-def _freed_row(row: Row[int, str, int | None, str]) -> FreedRow:
-    decision_id, variant, batch_id, status = row
-    return FreedRow(decision_id, variant, batch_id, status)  # type: ignore[arg-type]  # only this package writes it
-
-
-def _batch_ids(rows: Iterable[FreedRow]) -> set[int]:
-    return {row.batch_id for row in rows if row.batch_id is not None}
+        if values["status"] == "queued":
+            waiting = [WaitingRow(row.id, row.variant, row.priority, row.crashes) for row in rows]
+        else:
+            finished_batches |= {row.batch_id for row in rows if row.batch_id is not None}
+    finish_batches(session, finished_batches)
+    return waiting

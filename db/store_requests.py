@@ -225,6 +225,7 @@ def _run_view(run: Run) -> RunView:
         release_checksum=run.release_checksum,
         linear_mode=run.linear_mode,
         dtype=run.dtype,
+        head_dtype=run.head_dtype,
         device=run.device,
         threads=run.threads,
         batching=run.batching,

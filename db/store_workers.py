@@ -46,12 +46,18 @@ def set_worker_state(
     state: WorkerState,
     *,
     message: str | None = None,
+    device: str | None = None,
     releases: dict[str, dict[str, Any]] | None = None,
-) -> None:
+) -> bool:
+    """Write the worker's state, which is also a sign of life; None leaves a fact as it is. False: its row is gone."""
     values: dict[str, Any] = {"state": state, "message": message, "heartbeat_at": now_utc()}
     if releases is not None:
         values["releases"] = releases
-    session.execute(update(Worker).where(Worker.name == name).values(**values))
+    if device is not None:
+        values["device"] = device
+    return bool(
+        session.scalars(update(Worker).where(Worker.name == name).values(**values).returning(Worker.name)).all()
+    )
 
 
 def beat(session: Session, names: Sequence[str]) -> None:
@@ -68,16 +74,19 @@ def forget_old_workers(session: Session) -> None:
     session.execute(delete(Worker).where(Worker.heartbeat_at < now_utc() - timedelta(seconds=_FORGET_AFTER_S)))
 
 
-def mark_worker_failed(session: Session, host: str, pid: int, message: str) -> str | None:
-    """Say that the process is gone: its claims are free for the sweeper at once. Returns the worker's name.
+def mark_worker_failed(session: Session, host: str, pid: int, variants: Sequence[str], message: str) -> str:
+    """Say that the process is gone, so that its claims are free for the sweeper at once. Returns the row's name.
 
-    A worker that said itself why it failed keeps its own words.
+    A worker that said itself why it failed keeps its own words; one that ended before it had a row gets one.
     """
     worker = session.scalars(
         select(Worker).where(Worker.host == host, Worker.pid == pid).order_by(Worker.started_at.desc()).limit(1)
     ).one_or_none()
     if worker is None:
-        return None
+        name = f"{host}-{pid}-ended"
+        register_worker(session, name, variants, host=host, pid=pid, device="")
+        set_worker_state(session, name, "failed", message=message)
+        return name
     if worker.state != "failed":
         worker.state, worker.message = "failed", message
     worker.heartbeat_at = now_utc()

@@ -74,6 +74,7 @@ class NewRun:
     release_checksum: str
     linear_mode: str | None
     dtype: str
+    head_dtype: str | None
     device: str
     threads: int | None
     batching: dict[str, Json] = field(default_factory=dict)
@@ -105,6 +106,7 @@ class RunView:
     release_checksum: str
     linear_mode: str | None
     dtype: str
+    head_dtype: str | None
     device: str
     threads: int | None
     batching: dict[str, Json]
@@ -223,10 +225,10 @@ class ClaimedRow:
 
 
 @dataclass(frozen=True)
-class FreedRow:
-    """A decision taken back from a silent worker, with the status it has now."""
+class WaitingRow:
+    """A queued decision: what is needed to ring for it."""
 
     decision_id: int
     variant: str
-    batch_id: int | None
-    status: DecisionStatus
+    priority: int
+    crashes: int

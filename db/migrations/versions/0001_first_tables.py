@@ -37,6 +37,7 @@ def upgrade() -> None:
         sa.Column("release_checksum", sa.String(length=100), nullable=False),
         sa.Column("linear_mode", sa.String(length=40), nullable=True),
         sa.Column("dtype", sa.String(length=40), nullable=False),
+        sa.Column("head_dtype", sa.String(length=40), nullable=True),
         sa.Column("device", sa.String(length=100), nullable=False),
         sa.Column("threads", sa.Integer(), nullable=True),
         sa.Column("batching", JSON, nullable=False),
@@ -160,14 +161,7 @@ def upgrade() -> None:
     )
     op.create_index("ix_decisions_batch_id_finished_at", "decisions", ["batch_id", "finished_at"], unique=False)
     op.create_index("ix_decisions_batch_id_status", "decisions", ["batch_id", "status"], unique=False)
-    op.create_index(
-        "ix_decisions_running_claim_owner",
-        "decisions",
-        ["claim_owner"],
-        unique=False,
-        sqlite_where=sa.text("status = 'running'"),
-        postgresql_where=sa.text("status = 'running'"),
-    )
+    op.create_index("ix_decisions_status_claim_token", "decisions", ["status", "claim_token"], unique=False)
     op.create_index(
         "ix_decisions_variant_status_priority_id", "decisions", ["variant", "status", "priority", "id"], unique=False
     )

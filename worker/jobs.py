@@ -1,0 +1,256 @@
+"""What a worker does with the rows that a bell names: claim, decide, save, give back.
+
+Runs in the worker process and imports torch. Knows the engine and the database, not RQ. Between micro-batches it saves,
+looks whether the batch was cancelled or the worker shall stop, and answers single requests that wait.
+
+What surprises: a forward that raises counts as a crash. The rows go back, to be tried alone, and the worker is broken:
+after a CUDA error nothing in this process can be trusted.
+"""
+
+import dataclasses
+import logging
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from clef_core.encoding import Record
+from clef_core.engine import Decision, Engine
+from clef_core.errors import ClefError, Problem, RequestError
+from clef_core.images import open_image
+from clef_core.schema import Request
+from db import store
+from db.session import Database
+from db.views import PRIORITY_BATCH, PRIORITY_SINGLE, ClaimedRow, NewResult, NewRun
+from worker.bell import ROWS_PER_JOB, Bell
+from worker.image_store import ImageStore
+from worker.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN_PIXELS = 64_000_000
+"""Decoded images held at a time, about 200 MB; a row with more of them goes alone."""
+
+
+class ForwardCrash(Exception):
+    """The engine raised instead of answering. `token` is the claim that it was working on."""
+
+    def __init__(self, token: str, reason: str) -> None:
+        super().__init__(reason)
+        self.token = token
+
+
+class RowJobs:
+    """Decides rows with the engines of one worker. `stop` is looked at between micro-batches."""
+
+    def __init__(
+        self,
+        name: str,
+        engines: Mapping[str, Engine],
+        database: Database,
+        images: ImageStore,
+        bell: Bell,
+        *,
+        stop: threading.Event,
+        watchdog: Watchdog,
+    ) -> None:
+        self.name = name
+        self.is_busy = False
+        self.broken: ForwardCrash | None = None
+        self._engines = engines
+        self._database = database
+        self._images = images
+        self._bell = bell
+        self._stop = stop
+        self._watchdog = watchdog
+        self._run_ids: dict[str, int] = {}
+
+    def decide_rows(self, decision_ids: Sequence[int]) -> None:
+        """Decide those of the rows that nobody has taken yet; with a single request also others that wait."""
+        token = uuid.uuid4().hex
+        with self._database.write() as session:
+            rows = store.claim_rows(session, decision_ids, owner=self.name, token=token)
+            if rows and rows[0].priority == PRIORITY_SINGLE and not rows[0].crashes:
+                rows += store.claim_waiting_singles(
+                    session, rows[0].variant, limit=ROWS_PER_JOB - len(rows), owner=self.name, token=token
+                )
+            if rows:
+                store.set_worker_state(session, self.name, "busy")
+        if not rows:
+            return
+        self.is_busy = True
+        try:
+            self._decide_claimed(rows, token)
+        finally:
+            self.is_busy = False
+
+    def _decide_claimed(self, rows: Sequence[ClaimedRow], token: str) -> None:
+        """Decide claimed rows and give back what remains, whatever happens."""
+        crash = None
+        try:
+            for variant, of_variant in groupby(sorted(rows, key=lambda row: row.variant), key=lambda row: row.variant):
+                self._decide(variant, list(of_variant), token)
+        except ForwardCrash as error:
+            self.broken = error
+            crash = str(error) if error.token == token else None
+            raise
+        finally:
+            with self._database.write() as session:
+                waiting = store.release_claims(session, token, crash=crash)
+            self._bell.ring_for(waiting)
+
+    def _decide(self, variant: str, rows: Sequence[ClaimedRow], token: str) -> None:
+        run_id = self._run_id(variant)
+        firsts, copies = self._copy_twins(rows, run_id, token)
+        for group in self._open(firsts, run_id, token):
+            records = [record for _, record in group]
+            for finished in self._steps(self._engines[variant], records, token):
+                results = [_result(group[index][0], outcome) for index, outcome in finished]
+                results += [_copy_of(one, other) for one in results for other in copies[one.decision_id]]
+                self._save(token, run_id, results)
+                if not self._goes_on(token, rows):
+                    return
+
+    def _copy_twins(
+        self, rows: Sequence[ClaimedRow], run_id: int, token: str
+    ) -> tuple[list[ClaimedRow], defaultdict[int, list[int]]]:
+        """Answer rows whose like was done in this batch and run.
+
+        Returns:
+            the rows left to compute, one of each kind, and for each of them the decisions that want its answer too.
+        """
+        twins: dict[tuple[int | None, str], NewResult] = {}
+        digests: defaultdict[int, set[str]] = defaultdict(set)
+        for row in rows:
+            if row.request.batch_id is not None:
+                digests[row.request.batch_id].add(row.digest)
+        with self._database.read() as session:
+            for batch_id, of_batch in digests.items():
+                found = store.find_twins(session, batch_id, run_id, list(of_batch))
+                twins |= {(batch_id, digest): twin for digest, twin in found.items()}
+        firsts: dict[tuple[int | None, str], ClaimedRow] = {}
+        copies: defaultdict[int, list[int]] = defaultdict(list)
+        copied = []
+        for row in rows:
+            kind = _kind(row)
+            if kind in twins:
+                copied.append(_copy_of(twins[kind], row.decision_id))
+            elif kind in firsts:
+                copies[firsts[kind].decision_id].append(row.decision_id)
+            else:
+                firsts[kind] = row
+        self._save(token, run_id, copied)
+        return list(firsts.values()), copies
+
+    def _open(self, rows: Sequence[ClaimedRow], run_id: int, token: str) -> Iterator[list[tuple[ClaimedRow, Record]]]:
+        """Make records of rows, in groups whose decoded images fit into memory; rows that cannot be opened fail."""
+        group: list[tuple[ClaimedRow, Record]] = []
+        num_pixels = 0
+        for row in rows:
+            try:
+                record = self._record(row)
+            except RequestError as error:
+                self._save(token, run_id, [_result(row, error)])
+                continue
+            pixels = sum(image.width * image.height for image in record.images)
+            if group and num_pixels + pixels > MAX_OPEN_PIXELS:
+                yield group
+                group, num_pixels = [], 0
+            group.append((row, record))
+            num_pixels += pixels
+        if group:
+            yield group
+
+    def _record(self, row: ClaimedRow) -> Record:
+        stored = row.request
+        body = {"model": stored.asked_model, "state": stored.state, "questions": stored.questions}
+        request = Request.model_validate(body | ({"x_truncate": stored.truncate} if stored.truncate else {}))
+        images = []
+        for number, sha256 in enumerate(stored.images):
+            try:
+                images.append(open_image(self._images.get(sha256)))
+            except OSError as error:
+                raise RequestError.at(("images", number), f"The stored image cannot be read: {error}") from error
+        return Record(request, images)
+
+    def _steps(
+        self, engine: Engine, records: Sequence[Record], token: str
+    ) -> Iterator[list[tuple[int, Decision | ClefError]]]:
+        """The engine's micro-batches, each under the watchdog."""
+        steps = engine.run(records)
+        while True:
+            try:
+                with self._watchdog.limit():
+                    finished = next(steps, None)
+            except Exception as error:
+                raise ForwardCrash(token, f"{type(error).__name__}: {error}") from error
+            if finished is None:
+                return
+            yield finished
+
+    def _save(self, token: str, run_id: int, results: Sequence[NewResult]) -> None:
+        if not results:
+            return
+        with self._database.write() as session:
+            saved = store.save_results(session, token, run_id, results)
+        if len(saved) < len(results):
+            logger.warning("%d results were dropped: their rows had been taken away", len(results) - len(saved))
+
+    def _goes_on(self, token: str, rows: Sequence[ClaimedRow]) -> bool:
+        """Between micro-batches: False to stop here. Single requests that wait go before batch rows."""
+        if self._stop.is_set():
+            return False
+        with self._database.read() as session:
+            if store.cancelled_claims(session, token):
+                return False
+            waiting = [variant for variant in self._engines if store.has_waiting_singles(session, variant)]
+        if rows[0].priority == PRIORITY_BATCH:
+            for variant in waiting:
+                self._decide_waiting_singles(variant)
+        return not self._stop.is_set()
+
+    def _decide_waiting_singles(self, variant: str) -> None:
+        token = uuid.uuid4().hex
+        with self._database.write() as session:
+            rows = store.claim_waiting_singles(session, variant, limit=ROWS_PER_JOB, owner=self.name, token=token)
+        if rows:
+            self._decide_claimed(rows, token)
+
+    def _run_id(self, variant: str) -> int:
+        if variant not in self._run_ids:
+            facts = self._engines[variant].provenance
+            run = NewRun(variant=variant, **facts)  # type: ignore[arg-type]  # the engine names a run's columns
+            with self._database.write() as session:
+                self._run_ids[variant] = store.ensure_run(session, run)
+        return self._run_ids[variant]
+
+
+def _kind(row: ClaimedRow) -> tuple[int | None, str]:
+    """Rows of one kind have one answer: equal rows of a batch. A single request is a kind of its own."""
+    batch_id = row.request.batch_id
+    return (None, str(row.decision_id)) if batch_id is None else (batch_id, row.digest)
+
+
+def _copy_of(result: NewResult, decision_id: int) -> NewResult:
+    return dataclasses.replace(
+        result,
+        decision_id=decision_id,
+        copied_from_id=None if result.error else result.decision_id,
+        latency_ms=None,
+    )
+
+
+def _result(row: ClaimedRow, outcome: Decision | ClefError) -> NewResult:
+    if isinstance(outcome, RequestError):
+        return NewResult(row.decision_id, error=tuple(problem.to_json() for problem in outcome.problems))
+    if isinstance(outcome, ClefError):
+        return NewResult(row.decision_id, error=(Problem((), str(outcome), "engine_error").to_json(),))
+    return NewResult(
+        row.decision_id,
+        log_probs=outcome.log_probs,
+        answers=outcome.response["answers"],  # type: ignore[arg-type]  # a response's answers are a map
+        input_tokens=outcome.input_tokens,
+        truncated_tokens=outcome.truncated_tokens,
+        latency_ms=outcome.latency_ms,
+    )
