@@ -1,9 +1,9 @@
 """Write the two small random releases that ship with the project: `checkpoints/random-bf16` and `random-mxfp4`.
 
 Real classes at tiny size: a Qwen3.5 backbone with DeltaNet, full attention and a vision tower, a tokenizer trained
-here, a processor and a joint schema head. The weights are random, so the answers mean nothing, and a `RANDOM_WEIGHTS`
-file says so. Head dims are 64, because vLLM's CPU build refuses 32. The MXFP4 release is the BF16 one with every linear of
-the language model rounded to nearest by our own encoder.
+here, a processor and a joint schema head. The weights are random, so the answers mean nothing, and a file named
+`RANDOM_WEIGHTS` says so. Head dims are 64, because vLLM's CPU build refuses 32. The MXFP4 release is the BF16 one with
+every linear of the language model rounded to nearest by our own encoder.
 
 Run: .venv/bin/python scripts/make_small_release.py [--checkpoints DIR]
 """
