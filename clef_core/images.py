@@ -273,4 +273,4 @@ def _too_large(num_bytes: int, loc: Loc) -> RequestError:
 
 
 def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.2f} MiB"
+    return f"{num_bytes / 2**20:,.2f} MiB ({num_bytes:,} bytes)"

@@ -6,8 +6,8 @@ broken rule with its place, whether it comes from a body (`parse_request`) or fr
 
 Surprising: images leave the state. An `image_url` part in one of its arrays becomes `{"image": n, "type": "image"}`,
 where n counts all images of the request in the order in which the model sees them: first those of `images`, then
-those of `assets`, then the parts. Unknown fields of the body and of questions are ignored, and listed in
-`unknown_fields` for who wants to warn.
+those of `assets`, then the parts. The same object outside an array, or without its `image_url`, stays data. Unknown
+fields of the body and of questions are ignored, and listed in `unknown_fields` for who wants to warn.
 """
 
 from __future__ import annotations
@@ -184,12 +184,14 @@ def parse_request(body: str | bytes | dict[str, Any]) -> Submission:
         value, problems = read_json(body, MAX_BODY_NESTING)
     else:
         check_json(body, (), MAX_BODY_NESTING)
+    is_sound = not problems
     problems.extend(request_problems(value))
     if not isinstance(value, dict):
         raise RequestError(tuple(problems))
     sources, image_problems = _listed_images(value)
-    # A state with forbidden JSON is not searched for images: it may nest too deep.
-    state = value.get("state") if problems else _take_images(value["state"], ("state",), sources)
+    state = value.get("state")
+    if is_sound:  # else it may nest too deep to be searched for images
+        state = _take_images(state, ("state",), sources)
     images: tuple[EncodedImage, ...] = ()
     try:
         images = encode_images(sources)

@@ -195,6 +195,12 @@ def test_a_bad_image_is_named_by_its_place(changes: dict[str, Any], loc: tuple[s
     assert problem_places(body(**changes))[0] == loc
 
 
+def test_bad_images_are_reported_beside_other_mistakes() -> None:
+    link = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    asked = {"state": [link], "questions": {}, "images": ["/etc/hostname"]}
+    assert problem_places(asked) == [("model",), ("questions",), ("images", 0), ("state", 0, "image_url", "url")]
+
+
 def test_duplicate_keys_are_found_wherever_they_are() -> None:
     text = (
         '{"model": "clef", "state": {"a": 1, "a": 2}, "x": {"b": 1, "b": 2},'
