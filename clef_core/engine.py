@@ -277,6 +277,8 @@ def systemone(model: Release, processor: Any, request: Mapping[str, Any]) -> dic
     if opened:
         del body["images"]
     submission = parse_request(body)
+    if opened and submission.images:
+        raise RequestError.at(("images",), "give all images as Pillow images or none; the state holds others")
     images = opened or [open_image(image.data) for image in submission.images]
     engine = Engine(dataclasses.replace(model, processor=processor))
     (outcome,) = engine.decide([Record(submission.request, images, videos)])

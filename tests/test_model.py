@@ -1,5 +1,7 @@
 """Loading: both kinds, what is refused, and that no code of a release runs."""
 
+import base64
+import io
 import json
 import shutil
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import GOLDEN, PROJECT
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from clef_core import load_release_model, systemone
@@ -140,3 +143,24 @@ def test_systemone_raises_what_the_request_breaks():
     model, processor = load_release_model(PROJECT / "checkpoints" / "random-bf16")
     with pytest.raises(RequestError, match="questions"):
         systemone(model, processor, {"model": "clef", "state": "s", "questions": {}})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_systemone_takes_pillow_images_and_videos():
+    model, processor = load_release_model(PROJECT / "checkpoints" / "random-bf16")
+    image = Image.new("RGB", (64, 64), "red")
+    request = {"model": "clef", "state": ["look"], "questions": {"q": {"type": "noul"}}}
+    plain = systemone(model, processor, request)
+    shown = systemone(model, processor, {**request, "images": [image]})
+    moving = systemone(model, processor, {**request, "videos": [[image] * 4]})
+    tokens = [answer["usage"]["input_tokens"] for answer in (plain, shown, moving)]
+    assert tokens[0] < min(tokens[1:])
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + encoded_png(image)}}
+    with pytest.raises(RequestError, match="Pillow"):
+        systemone(model, processor, {**request, "state": [part], "images": [image]})
+
+
+def encoded_png(image: Image.Image) -> str:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
