@@ -1,12 +1,20 @@
-"""How fast a variant answered lately, from the decisions it saved."""
+"""What waits for each variant, and how fast it answered lately."""
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.models import Decision
 from db.views import PRIORITY_BATCH
 
 RATE_SAMPLE = 512
+
+
+def count_waiting(session: Session) -> dict[str, int]:
+    """How many decisions wait, single ones and those of batches, by variant; a variant with none is absent."""
+    rows = session.execute(
+        select(Decision.variant, func.count()).where(Decision.status == "queued").group_by(Decision.variant)
+    )
+    return {variant: number for variant, number in rows}
 
 
 def recent_tokens_per_s(session: Session, variant: str) -> float | None:

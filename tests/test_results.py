@@ -14,6 +14,7 @@ from clef_core.answers import build_answers
 from clef_core.schema import parse_questions
 from db.views import DecisionView, RequestView, ResultRow
 from worker.tables import (
+    RowNote,
     TableError,
     Written,
     collect_question_types,
@@ -230,10 +231,17 @@ def test_both_variants_say_the_same_reason_once():
 
 
 def test_the_writer_counts_how_the_rows_stand():
-    rows = [row(decision()), row(decision(status="failed", error="x")), row(decision(status="queued")), row(decision())]
+    rows = [
+        row(decision()),
+        row(decision(status="failed", error="x"), number=2),
+        row(decision(status="queued")),
+        row(decision()),
+    ]
     out = io.StringIO()
     written = write_csv(rows, out, columns=[], types=question_types(QUESTIONS), variants=["mxfp4"])
-    assert written == Written(num_rows=4, num_answered=2, num_failed=1, num_unfinished=1)
+    assert written == Written(
+        num_rows=4, num_answered=2, num_failed=1, num_unfinished=1, failures=[RowNote(2, "state: x")]
+    )
 
 
 def test_rows_with_questions_of_their_own_share_one_table():

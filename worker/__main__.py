@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import typer
 
+from worker.commands.batch import batch
+from worker.commands.decide import decide
+from worker.commands.export import export
 from worker.commands.serve import serve
+from worker.commands.status import status
 
 app = typer.Typer(
     name="worker",
@@ -26,7 +30,7 @@ def _program() -> None:
     """Decide with Clef from the command line, and run the workers that hold a release in memory."""
 
 
-for command in (serve,):
+for command in (serve, decide, batch, status, export):
     app.command()(command)
 
 

@@ -18,7 +18,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from typing import Any, TextIO
 
@@ -27,12 +27,14 @@ from clef_core.errors import Problem
 from clef_core.schema import AnyQuestion, parse_questions
 from db.views import DecisionView, ResultRow
 from worker.table_files import TableError
+from worker.table_rows import RowNote
 
 NOT_DONE = "not done yet"
 CANCELLED = "cancelled"
 LAST_COLUMNS = ("model", "_row", "error")
 REFERENCE_VARIANT = "bf16"  # the one the others are measured against, if it is there
 SIGNIFICANT_DIGITS = 6
+MAX_FAILURES = 5
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _PLAIN_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -42,12 +44,13 @@ QuestionTypes = Mapping[str, frozenset[str]]
 
 @dataclass
 class Written:
-    """How the rows that were written stand."""
+    """How the rows that were written stand; `failures` has the first few reasons."""
 
     num_rows: int = 0
     num_answered: int = 0
     num_failed: int = 0
     num_unfinished: int = 0
+    failures: list[RowNote] = field(default_factory=list)
 
 
 def question_types(questions: Mapping[str, Any]) -> dict[str, frozenset[str]]:
@@ -256,6 +259,8 @@ def _count(row: ResultRow, variants: Sequence[str], written: Written) -> None:
     written.num_rows += 1
     if "failed" in statuses:
         written.num_failed += 1
+        if len(written.failures) < MAX_FAILURES:
+            written.failures.append(RowNote(row.request.row_number or 0, _row_error(row, variants)))
     elif statuses == {"done"}:
         written.num_answered += 1
     else:

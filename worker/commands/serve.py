@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -21,7 +23,13 @@ def serve(
     The releases come from CLEF_BF16, CLEF_MXFP4 and CLEF_VARIANTS. app.py starts its own workers; use this to run one
     by hand, or on another machine with the same REDIS_URL and DATABASE_URL.
     """
+    import logging
+
     from worker.serve import serve as run_worker
     from worker.settings import load_settings
 
-    run_worker(load_settings(), list(dict.fromkeys(variant)))
+    settings = load_settings()
+    logging.getLogger().setLevel(settings.log_level)
+    # A worker has no results to print: what libraries write to stdout must not mix with those of who started it.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    run_worker(settings, list(dict.fromkeys(variant)))

@@ -1,0 +1,48 @@
+"""Opening what a command works with: settings, the database at its newest schema, the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import db
+from clef_core.errors import RequestError
+from db.session import Database
+from worker.settings import Settings, load_settings
+from worker.submit import Submitter
+
+
+@contextmanager
+def open_submitter() -> Iterator[Submitter]:
+    """The way into the queue; starts the embedded Redis if nobody else has."""
+    settings = load_settings()
+    db.migrate(settings.database_url)
+    with Submitter.connect(settings) as submitter:
+        yield submitter
+
+
+@contextmanager
+def open_database() -> Iterator[tuple[Settings, Database]]:
+    """Only the database, for commands that look and do not ask."""
+    settings = load_settings()
+    db.migrate(settings.database_url)
+    database = Database(settings.database_url)
+    try:
+        yield settings, database
+    finally:
+        database.close()
+
+
+def chosen_variants(settings: Settings, asked: Sequence[str], *, both: bool, model: str = "clef") -> tuple[str, ...]:
+    """The variants that the options name, else the one that the request's model means.
+
+    Raises:
+        RequestError: one of them is not configured, or the options contradict each other.
+    """
+    if both and asked:
+        raise RequestError.at((), "--both and --variant cannot be given together")
+    names = ("bf16", "mxfp4") if both else tuple(dict.fromkeys(asked))
+    for name in names:
+        if name not in settings.variants:
+            raise RequestError.at((), f'there is no variant "{name}"; configured: {", ".join(settings.variants)}')
+    return names or (settings.variant_of(model),)
