@@ -11,6 +11,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
+pytest_plugins = ["database_fixtures"]
+
 PROJECT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
 GOLDEN = DATA / "golden"
