@@ -4,6 +4,7 @@ import multiprocessing
 import sqlite3
 
 import pytest
+from database_fixtures import BACKENDS
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
@@ -80,3 +81,8 @@ def test_sqlite_keeps_a_committed_row_through_a_power_cut_by_its_settings(tmp_pa
     database.close()
     assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
     assert sqlite3.sqlite_version_info >= (3, 35)  # UPDATE ... RETURNING
+
+
+def test_these_tests_ran_on_postgresql_too() -> None:
+    if "postgresql" not in BACKENDS:
+        pytest.skip("CLEF_TEST_POSTGRES names no server: sessions, migrations and queries were tested on SQLite alone")
