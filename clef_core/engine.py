@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -34,6 +34,14 @@ DEFAULT_MAX_BATCH_TOKENS = {"cpu": 4_096, "cuda": 32_768}
 """Padded tokens per micro-batch. On a CPU a larger one is no faster, it only answers later."""
 
 VERSIONED = ("torch", "transformers", "tokenizers", "safetensors", "pillow")
+
+PADDED_TO = 128
+"""In `padded` batching, lengths are rounded up to a multiple of this many tokens."""
+
+Batching = Literal["fast", "single", "padded"]
+"""How records share a forward. `fast`: micro-batches by padded tokens. `single`: one record per forward, unpadded, so
+that a decision is bit-identical whatever else is in the queue. `padded`: micro-batches with extra padding, a shape that
+neither of the others has; what moves between it and `single` is noise."""
 
 LogProbs = dict[str, dict[str, float]]
 
@@ -98,10 +106,12 @@ class Engine:
         self.variant = variant
         self._encoder = Encoder(release.tokenizer, release.processor, max_tokens)
 
-    @property
-    def provenance(self) -> dict[str, Json]:
+    def provenance(self, batching: Batching = "fast") -> dict[str, Json]:
         """How decisions of this engine are made: what a run's row records."""
         release = self.release
+        limits: dict[str, Json] = {"mode": batching, "max_tokens": self.max_tokens}
+        if batching != "single":
+            limits["max_batch_tokens"] = self.max_batch_tokens
         device_name = platform.processor() or platform.machine()
         if release.device.type == "cuda":
             device_name = torch.cuda.get_device_name(release.device)
@@ -112,26 +122,26 @@ class Engine:
             "head_dtype": str(next(release.head.parameters()).dtype).removeprefix("torch."),
             "device": f"{release.device.type} ({device_name})",
             "threads": torch.get_num_threads(),
-            "batching": {"max_batch_tokens": self.max_batch_tokens, "max_tokens": self.max_tokens},
+            "batching": limits,
             "versions": {name: version(name) for name in VERSIONED},
         }
 
-    def decide(self, records: Sequence[Record]) -> list[Outcome]:
+    def decide(self, records: Sequence[Record], batching: Batching = "fast") -> list[Outcome]:
         """Answer every record; the result has the order and the length of the input."""
         outcomes: dict[int, Outcome] = {}
-        for finished in self.run(records):
+        for finished in self.run(records, batching):
             outcomes.update(finished)
         if len(outcomes) != len(records):
             raise EngineError(f"{len(records)} records went in, {len(outcomes)} outcomes came out")
         return [outcomes[index] for index in range(len(records))]
 
-    def run(self, records: Sequence[Record]) -> Iterator[list[tuple[int, Outcome]]]:
+    def run(self, records: Sequence[Record], batching: Batching = "fast") -> Iterator[list[tuple[int, Outcome]]]:
         """Answer records micro-batch by micro-batch, encoding the next one while this one runs.
 
         Yields:
             after each micro-batch (index into `records`, outcome); refused records come first.
         """
-        batches, refused = self._plan(records)
+        batches, refused = self._plan(records, batching)
         if refused:
             yield refused
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode") as executor:
@@ -140,14 +150,16 @@ class Engine:
                 assert upcoming is not None
                 encoded = upcoming.result()
                 upcoming = self._submit_next(executor, batches, number + 1)
-                yield self._decide_batch(batch, encoded)
+                yield self._decide_batch(batch, encoded, PADDED_TO if batching == "padded" else 1)
 
     def _submit_next(
         self, executor: ThreadPoolExecutor, batches: Sequence[Sequence[_Planned]], number: int
     ) -> "Future[list[EncodedRequest | ClefError]] | None":
         return executor.submit(self._encode, batches[number]) if number < len(batches) else None
 
-    def _plan(self, records: Sequence[Record]) -> tuple[list[list[_Planned]], list[tuple[int, Outcome]]]:
+    def _plan(
+        self, records: Sequence[Record], batching: Batching
+    ) -> tuple[list[list[_Planned]], list[tuple[int, Outcome]]]:
         """Sort what fits by length and cut it into micro-batches, records with media apart from the others."""
         planned: list[_Planned] = []
         refused: list[tuple[int, Outcome]] = []
@@ -161,7 +173,7 @@ class Engine:
         for one in planned:
             last = batches[-1] if batches else []
             fits = (len(last) + 1) * one.num_tokens <= self.max_batch_tokens  # `one` is the longest so far
-            if last and last[0].has_media == one.has_media and fits:
+            if last and last[0].has_media == one.has_media and fits and batching != "single":
                 last.append(one)
             else:
                 batches.append([one])
@@ -184,29 +196,30 @@ class Engine:
         return encoded
 
     def _decide_batch(
-        self, batch: Sequence[_Planned], encoded: Sequence[EncodedRequest | ClefError]
+        self, batch: Sequence[_Planned], encoded: Sequence[EncodedRequest | ClefError], multiple: int
     ) -> list[tuple[int, Outcome]]:
         good = [(one, e) for one, e in zip(batch, encoded, strict=True) if isinstance(e, EncodedRequest)]
         outcomes: list[tuple[int, Outcome]] = [
             (one.index, e) for one, e in zip(batch, encoded, strict=True) if isinstance(e, ClefError)
         ]
         if good:
-            decided = self._forward([one for one, _ in good], [e for _, e in good])
+            decided = self._forward([one for one, _ in good], [e for _, e in good], multiple)
             outcomes += zip([one.index for one, _ in good], decided, strict=True)
         return outcomes
 
-    def _forward(self, batch: Sequence[_Planned], encoded: Sequence[EncodedRequest]) -> list[Outcome]:
+    def _forward(self, batch: Sequence[_Planned], encoded: Sequence[EncodedRequest], multiple: int) -> list[Outcome]:
         """Run one micro-batch; when memory does not suffice, its halves."""
         started = time.perf_counter()
         try:
-            rows, padded_tokens = self._log_probs(encoded)
+            rows, padded_tokens = self._log_probs(encoded, multiple)
         except torch.OutOfMemoryError as error:
             if len(batch) == 1:
                 return [EngineError(f"out of memory at one request of {len(encoded[0].input_ids)} tokens: {error}")]
             torch.cuda.empty_cache()
             half = len(batch) // 2
             logger.warning("out of memory at %d rows, going on with halves", len(batch))
-            return self._forward(batch[:half], encoded[:half]) + self._forward(batch[half:], encoded[half:])
+            first = self._forward(batch[:half], encoded[:half], multiple)
+            return first + self._forward(batch[half:], encoded[half:], multiple)
         latency_ms = (time.perf_counter() - started) * 1e3
         logger.info("%s: %d rows, %d padded tokens, %.1f ms", self.variant, len(batch), padded_tokens, latency_ms)
         return [
@@ -215,10 +228,14 @@ class Engine:
         ]
 
     @torch.inference_mode()
-    def _log_probs(self, encoded: Sequence[EncodedRequest]) -> tuple[list[list[float]], int]:
-        """Unrounded log-probabilities per record, options in the order the model sees them, and the padded tokens."""
+    def _log_probs(self, encoded: Sequence[EncodedRequest], multiple: int) -> tuple[list[list[float]], int]:
+        """Unrounded log-probabilities per record, options in the order the model sees them, and the padded tokens.
+
+        The tokens are padded to a multiple of `multiple`.
+        """
         release = self.release
-        batch = collate(encoded, release.pad_id)
+        longest = max(len(one.input_ids) for one in encoded)
+        batch = collate(encoded, release.pad_id, pad_to=math.ceil(longest / multiple) * multiple)
         inputs = HeadInputs.from_encoded(encoded, release.device)
         logits = release.head(release.hidden_states(batch), release.output_embeddings(batch), inputs)
         return option_log_probs(logits, inputs).tolist(), batch.input_ids.numel()

@@ -117,10 +117,10 @@ def test_every_record_comes_back_once(engine):
 class _NarrowEngine(Engine):
     """Runs out of memory above two rows, as a small GPU would."""
 
-    def _log_probs(self, encoded):
+    def _log_probs(self, encoded, multiple):
         if len(encoded) > 2:
             raise torch.OutOfMemoryError("no room")
-        return super()._log_probs(encoded)
+        return super()._log_probs(encoded, multiple)
 
 
 def test_out_of_memory_halves_the_batch(engine):
@@ -143,9 +143,27 @@ def test_a_model_that_gives_nan_is_an_error_and_no_answer(tmp_path, release):
 
 
 def test_provenance_says_how_decisions_were_made(engine):
-    provenance = engine.provenance
+    provenance = engine.provenance()
     assert provenance["release_checksum"] == engine.release.checksum
     assert provenance["linear_mode"] == "bf16"
     assert provenance["dtype"] == "float32"
-    assert provenance["batching"]["max_batch_tokens"] == 2_048
+    assert provenance["batching"] == {"mode": "fast", "max_tokens": 16_384, "max_batch_tokens": 2_048}
+    assert engine.provenance("single")["batching"] == {"mode": "single", "max_tokens": 16_384}
     assert provenance["versions"]["torch"] == torch.__version__.partition("+")[0]
+
+
+def test_single_batching_gives_the_same_bits_whatever_else_is_asked(engine):
+    """In bfloat16, where another shape does move numbers."""
+    coarse = Engine(load_release(SMALL), max_batch_tokens=4_096)
+    records = [record("word " * n) for n in (3, 50, 9)]
+    alone = [coarse.decide([one], "single")[0].log_probs for one in records]
+    together = [one.log_probs for one in coarse.decide(records[::-1], "single")][::-1]
+    assert alone == together
+    padded = coarse.decide(records, "padded")
+    assert max(one.batch_rows for one in padded) > 1
+    assert all(one.padded_tokens % 128 == 0 for one in padded)
+    for one, other in zip(alone, padded, strict=True):
+        assert one != other.log_probs
+        assert [math.exp(v) for v in one["team"].values()] == pytest.approx(
+            [math.exp(v) for v in other.log_probs["team"].values()], abs=0.03
+        )

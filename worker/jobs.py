@@ -219,7 +219,7 @@ class RowJobs:
 
     def _run_id(self, variant: str) -> int:
         if variant not in self._run_ids:
-            facts = self._engines[variant].provenance
+            facts = self._engines[variant].provenance()
             run = NewRun(variant=variant, **facts)  # type: ignore[arg-type]  # the engine names a run's columns
             with self._database.write() as session:
                 self._run_ids[variant] = store.ensure_run(session, run)

@@ -138,7 +138,7 @@ def _load_engines(
 
 def _facts(engine: "Engine") -> dict[str, Any]:
     files = engine.release.files
-    facts = dict(engine.provenance) | {"is_random": files.is_random, "kind": files.kind}
+    facts = dict(engine.provenance()) | {"is_random": files.is_random, "kind": files.kind}
     facts["checksum"] = facts.pop("release_checksum")
     return facts | {"source": str(files.path), "weight_bytes": files.weight_bytes}
 
