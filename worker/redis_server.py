@@ -107,10 +107,15 @@ class _Server:
     def join(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._locked():
-            self._share = (self.folder / "users.lock").open("wb")
-            fcntl.flock(self._share, fcntl.LOCK_SH)
-            if not self._answers():
-                self._start()
+            share = (self.folder / "users.lock").open("wb")
+            try:
+                fcntl.flock(share, fcntl.LOCK_SH)
+                if not self._answers():
+                    self._start()
+            except BaseException:
+                share.close()
+                raise
+            self._share = share
 
     def ensure(self) -> bool:
         if self._answers():
