@@ -19,6 +19,7 @@ from db.views import (
     PRIORITY_BATCH,
     PRIORITY_SINGLE,
     DecisionView,
+    KnownRequest,
     NewImage,
     NewRequest,
     NewRun,
@@ -132,15 +133,18 @@ def store_requests(
     ]
 
 
-def find_idempotent(session: Session, key: str) -> tuple[int, str, dict[str, int]] | None:
-    """The request stored under an idempotency key: its id, its digest, variant to decision id."""
-    found = session.execute(select(Request.id, Request.digest).where(Request.idempotency_key == key)).one_or_none()
+def find_idempotent(session: Session, key: str) -> KnownRequest | None:
+    found = session.execute(
+        select(Request.id, Request.digest, Request.asked_model).where(Request.idempotency_key == key)
+    ).one_or_none()
     if found is None:
         return None
     decisions = session.execute(
         select(Decision.variant, Decision.id).where(Decision.request_id == found.id, Decision.take == 0)
     )
-    return found.id, found.digest, {variant: decision_id for variant, decision_id in decisions}
+    return KnownRequest(
+        found.id, found.digest, found.asked_model, {variant: decision_id for variant, decision_id in decisions}
+    )
 
 
 def get_request(session: Session, request_id: int) -> RequestView | None:

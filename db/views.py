@@ -53,6 +53,16 @@ class StoredRequest:
 
 
 @dataclass(frozen=True)
+class KnownRequest:
+    """A request found under an idempotency key, with what its repetition must be equal to."""
+
+    request_id: int
+    digest: str
+    asked_model: str
+    decision_ids: dict[str, int]
+
+
+@dataclass(frozen=True)
 class NewResult:
     """What a worker saves for one claimed decision: log-probabilities and answers, or an error."""
 

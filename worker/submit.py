@@ -176,12 +176,12 @@ class Submitter:
         with self.database.write() as session:
             known = store.find_idempotent(session, new.idempotency_key) if new.idempotency_key else None
             if known is not None:
-                request_id, digest, decision_ids = known
-                if digest != store.request_digest(new) or set(decision_ids) != set(variants):
+                is_same = (known.digest, known.asked_model) == (store.request_digest(new), new.asked_model)
+                if not is_same or set(known.decision_ids) != set(variants):
                     raise RequestError.at(
                         ("Idempotency-Key",), "This key was used for another request.", "idempotency_key_reused"
                     )
-                return Submitted(request_id, decision_ids, is_new=False)
+                return Submitted(known.request_id, known.decision_ids, is_new=False)
             for variant in variants:
                 waiting = store.queue_depth(session, variant)
                 if waiting >= self.settings.max_queue:
