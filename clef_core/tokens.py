@@ -160,6 +160,10 @@ class PromptTokenizer:
         tokenizer = self._plain if is_user else self._protocol
         return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that a user wrote, without control tokens."""
+        return self._ids(text, True)
+
     def control_ids(self) -> frozenset[int]:
         """Ids that no user text may produce."""
         return frozenset(i for i, token in self._plain.get_added_tokens_decoder().items() if token.special)
