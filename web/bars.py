@@ -139,7 +139,6 @@ def _verdict(
     for place, variant in enumerate(shown[:1] if not is_differing else shown):
         name = f'<span class="v-name">{escape(variant_label(variant.variant))}</span>' if is_differing else ""
         answer = variant.answers[question_id]
-        expected = f'<span class="v-extra">expected {answer["score"]:.2f}</span>' if "score" in answer else ""
         sure = ""
         if "confidence" in answer:
             sure = (
@@ -149,7 +148,7 @@ def _verdict(
         option = chosen(bars, place)
         level = f'<span class="level">{escape(option.id)}</span>' if "score" in answer else ""
         text = render_text(option.description) if "score" in answer else escape(option.id)
-        parts.append(f'<div class="verdict">{name}<span class="v-answer">{level}{text}</span>{expected}{sure}</div>')
+        parts.append(f'<div class="verdict">{name}<span class="v-answer">{level}{text}</span>{sure}</div>')
     return "".join(parts)
 
 
@@ -159,14 +158,14 @@ def _choice(question_id: str, bars: Sequence[Bar], shown: Sequence[Shown]) -> st
     top, rest = ranked[:MAX_OPEN_OPTIONS], ranked[MAX_OPEN_OPTIONS:]
     if len(rest) < 2:
         top, rest = ranked, []
-    # A tick that another variant chose must not hide in the folded part.
+    # An option that another variant chose must not hide in the folded part.
     top += [bar for bar in rest if bar.id in best]
     rest = [bar for bar in rest if bar.id not in best]
-    table = _table(question_id, [_row(bar, chosen(bars, 0).id, escape(bar.id), bar.description) for bar in top], shown)
+    table = _table(question_id, [_row(bar, bars, escape(bar.id), bar.description) for bar in top], shown)
     if not rest:
         return table
     together = format_probability(sum(bar.probabilities[0] for bar in rest))
-    folded = _table(question_id, [_row(bar, "", escape(bar.id), bar.description) for bar in rest], shown)
+    folded = _table(question_id, [_row(bar, bars, escape(bar.id), bar.description) for bar in rest], shown)
     return (
         f'{table}<details class="more"><summary>{len(rest)} more options, together {together}</summary>'
         f"{folded}</details>"
@@ -174,67 +173,65 @@ def _choice(question_id: str, bars: Sequence[Bar], shown: Sequence[Shown]) -> st
 
 
 def _score(question_id: str, bars: Sequence[Bar], shown: Sequence[Shown]) -> str:
-    best = chosen(bars, 0).id
-    rows = [
-        _row(bar, best, f'<span class="level">{escape(bar.id)}</span>{render_text(bar.description)}', None)
-        for bar in bars
-    ]
-    return _scale(question_id, len(bars), shown) + _table(question_id, rows, shown)
+    rows = [_scale_row(question_id, len(bars), shown)]
+    for bar in bars:
+        name = f'<span class="level">{escape(bar.id)}</span>{render_text(bar.description)}'
+        rows.append(_row(bar, bars, name, None))
+    return _table(question_id, rows, shown)
 
 
-def _scale(question_id: str, num_levels: int, shown: Sequence[Shown]) -> str:
+def _scale_row(question_id: str, num_levels: int, shown: Sequence[Shown]) -> str:
     """The ordered levels as stops on a line, with each variant's expected level marked."""
     last = num_levels - 1
+    scores = [variant.answers[question_id]["score"] for variant in shown]
     stops = "".join(
         f'<span class="stop" style="left:{100 * level / last:.2f}%">{level}</span>' for level in range(num_levels)
     )
     marks = "".join(
-        f'<i class="mark mark-{place}" style="left:{100 * variant.answers[question_id]["score"] / last:.2f}%" '
-        f'title="{escape(variant_label(variant.variant))}: expected level '
-        f'{variant.answers[question_id]["score"]:.2f} of {last}"></i>'
-        for place, variant in reversed(list(enumerate(shown)))
+        f'<i class="mark mark-{place} tick-{place}" style="left:{100 * score / last:.2f}%"></i>'
+        for place, score in enumerate(scores)
     )
-    spoken = ", ".join(
-        f"{escape(variant_label(variant.variant))} {variant.answers[question_id]['score']:.2f}" for variant in shown
+    numbers = "".join(
+        f'<td class="p{" p-fill" if place == 0 else ""}">{score:.2f}</td>' for place, score in enumerate(scores)
     )
     return (
-        f'<div class="scale" role="img" aria-label="Expected level on the scale 0 to {last}: {spoken}">'
-        f'<div class="scale-line">{stops}{marks}</div></div>'
+        f'<tr class="o o-scale"><th scope="row"><span class="o-id">expected level</span></th>'
+        f'<td class="track-cell" aria-hidden="true"><div class="scale-line">{stops}{marks}</div></td>{numbers}</tr>'
     )
 
 
 def _noul(question_id: str, bars: Sequence[Bar], shown: Sequence[Shown]) -> str:
     true = next(bar for bar in bars if bar.id == "true")
-    row = _row(true, chosen(bars, 0).id, "probability of true", None, css="noul")
-    return _table(question_id, [row], shown)
+    return _table(question_id, [_row(true, bars, "probability of true", None, is_noul=True)], shown)
 
 
-def _row(bar: Bar, chosen_id: str, name: str, description: Json, css: str = "") -> str:
+def _row(bar: Bar, bars: Sequence[Bar], name: str, description: Json, *, is_noul: bool = False) -> str:
     """One table row. `name` is markup already; the description is escaped here."""
     note = "" if description is None else f'<span class="o-note">{render_text(description)}</span>'
     ticks = "".join(
         f'<i class="tick tick-{place}" style="left:{100 * probability:.2f}%"></i>'
         for place, probability in enumerate(bar.probabilities[1:], start=1)
     )
-    is_noul = css == "noul"
+    fill = f'<i class="fill" style="width:{100 * bar.probabilities[0]:.2f}%"></i>'
     middle = '<i class="middle"></i>' if is_noul else ""
     ends = '<div class="ends"><span>false</span><span>true</span></div>' if is_noul else ""
+    is_best = [chosen(bars, place).id == bar.id for place in range(len(bar.probabilities))]
     numbers = "".join(
-        f'<td class="p{" p-fill" if place == 0 else ""}">{format_probability(probability)}</td>'
+        f'<td class="p{" p-fill" if place == 0 else ""}{" p-best" if is_best[place] else ""}">'
+        f"{format_probability(probability)}</td>"
         for place, probability in enumerate(bar.probabilities)
     )
-    classes = " ".join(filter(None, ["o", css, "o-chosen" if bar.id == chosen_id else ""]))
+    classes = f"o{' noul' if is_noul else ''}{' o-chosen' if is_best[0] else ''}"
     return (
         f'<tr class="{classes}"><th scope="row"><span class="o-id">{name}</span>{note}</th>'
-        f'<td class="track-cell" aria-hidden="true"><div class="track">'
-        f'<i class="fill" style="width:{100 * bar.probabilities[0]:.2f}%"></i>{middle}{ticks}</div>{ends}</td>{numbers}</tr>'
+        f'<td class="track-cell" aria-hidden="true"><div class="track">{fill}{middle}{ticks}</div>{ends}</td>{numbers}</tr>'
     )
 
 
 def _table(question_id: str, rows: Sequence[str], shown: Sequence[Shown]) -> str:
-    heads = "".join(f'<th scope="col">{escape(variant_label(variant.variant))}</th>' for variant in shown)
+    heads = "".join(f'<th scope="col" class="p">{escape(variant_label(variant.variant))}</th>' for variant in shown)
     return (
         f'<table class="bars" style="--variants:{len(shown)}"><caption>Probabilities of {escape(question_id)}</caption>'
-        f'<thead><tr><th scope="col">Option</th><th scope="col">Bar</th>{heads}</tr></thead>'
+        f'<thead><tr><th scope="col"><span>Option</span></th><th scope="col"><span>Bar</span></th>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )

@@ -22,7 +22,7 @@ from web.builder import (
     removed,
     summarize,
 )
-from web.frame import panel
+from web.frame import QUEUED, QUIET, panel
 
 OPTION_LABELS = {
     "choice": "Options, one per line as name: description",
@@ -41,7 +41,6 @@ CHANGES: dict[str, Callable[[Cards, int], Cards]] = {
     "Duplicate": duplicated,
     "Remove": removed,
 }
-QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "queue": False}
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def draw_cards(cards: Cards, state: gr.State) -> list[DrawnCard]:
                     buttons.append((button, change))
     add = gr.Button("+ Add a question", size="md", elem_id="add-question", elem_classes=["quiet"])
     fields = [field for card in drawn for field in card.fields]
-    add.click(lambda *values: (*collect(cards, values), new_card()), fields, state, **QUIET)
+    add.click(lambda *values: (*collect(cards, values), new_card()), fields, state, **QUEUED)
     for number, (button, change) in enumerate(buttons):
         _wire_change(button, change, number // len(CHANGES), cards, fields, state)
     return drawn
@@ -171,4 +170,4 @@ def _wire_change(
     fields: Sequence[gr.components.Component],
     state: gr.State,
 ) -> None:
-    button.click(lambda *values: change(collect(cards, values), place), fields, state, **QUIET)
+    button.click(lambda *values: change(collect(cards, values), place), fields, state, **QUEUED)

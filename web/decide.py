@@ -1,7 +1,8 @@
 """The Decide screen: a form on the left, what the variants answered on the right.
 
-The form's truth is in the browser; `web.draft` makes a request of it. After submitting, the page only asks the database,
-by a timer that runs while the request in the address bar is unfinished, so that a reload or a restart loses nothing.
+The form's truth is in the browser; `web.draft` makes a request of it. After submitting, the page only asks the
+database, by a timer that runs while the request in the address bar is unfinished, so that a reload or a restart loses
+nothing.
 """
 
 import json
@@ -18,7 +19,7 @@ from clef_core.tokens import PromptTokenizer
 from db.views import RequestView
 from web.bars import variant_label
 from web.builder import Card, Cards, cards_to_questions, place_problems
-from web.cards import QUIET, DrawnCard, collect, draw_cards
+from web.cards import DrawnCard, collect, draw_cards
 from web.draft import (
     Draft,
     DraftError,
@@ -31,7 +32,7 @@ from web.draft import (
     whole_request,
 )
 from web.examples import decide_examples
-from web.frame import draw_frame, panel, problems_html
+from web.frame import QUEUED, QUIET, draw_frame, panel, problems_html, remembered_questions, variants_radio
 from web.meter import meter_html
 from web.results import EMPTY, Snapshot, load_snapshot, responses, results_html, variant_order
 from web.uploads import publish_image
@@ -79,11 +80,15 @@ def draft_of(cards: Sequence[Card], values: Sequence[Any]) -> Draft:
     return Draft(
         state=state or "",
         read_as=read_as,
-        images=tuple(path for path, _ in images or ()),
+        images=_paths(images),
         cards=collect(cards, fields),
         questions=json_view if view == "json" else None,
         truncate=truncate,
     )
+
+
+def _paths(gallery: list[tuple[str, str | None]] | None) -> tuple[str, ...]:
+    return tuple(path for path, _ in gallery or ())
 
 
 def show_filled(filled: Filled) -> list[Any]:
@@ -97,13 +102,13 @@ def questions_json(cards: Sequence[Card]) -> str:
 
 
 class DecideScreen:
-    """Builds the screen and holds what its handlers share. One instance serves all visitors; it keeps nothing of them."""
+    """Builds the screen and holds what its handlers share; it keeps nothing of a visitor."""
 
     def __init__(self, submitter: Submitter, tokenizers: Mapping[str, PromptTokenizer], page: gr.Blocks) -> None:
         self.submitter = submitter
         self.settings = submitter.settings
         self.variants = variant_order(submitter.settings)
-        self.tokenizer = next((tokenizers[variant] for variant in self.variants if variant in tokenizers), None)
+        self.tokenizers = tokenizers
         self.page = page
         self.examples = [
             (example.name, fill(example.submission.request, example.submission.images)) for example in decide_examples()
@@ -130,6 +135,7 @@ class DecideScreen:
         for button, (_, filled) in zip(buttons, self.examples, strict=True):
             self.wire_fill(button, filled)
         self.wire_fill(clear, Filled("", "auto", (), (), truncate=False))
+        self.wire_meter()
         self.wire_results()
 
     def draw_inputs(self, first: Filled) -> None:
@@ -141,6 +147,7 @@ class DecideScreen:
                 placeholder="Paste a message, a document, or a JSON object…",
                 lines=5,
                 max_lines=18,
+                interactive=True,
                 elem_id="state",
             )
             with gr.Row(elem_classes=["state-foot"]):
@@ -151,6 +158,7 @@ class DecideScreen:
                     label="Read the state as",
                     show_label=False,
                     container=False,
+                    interactive=True,
                     elem_id="read-as",
                     elem_classes=["segmented"],
                     min_width=0,
@@ -159,6 +167,7 @@ class DecideScreen:
                 first.truncate,
                 label="Too long? Cut the end of the state so that it fits",
                 elem_id="truncate",
+                interactive=True,
                 container=False,
                 visible=False,
             )
@@ -170,7 +179,8 @@ class DecideScreen:
             sources=["upload", "clipboard"],
             interactive=True,
             columns=4,
-            height=150,
+            height=160,
+            fit_columns=False,
             object_fit="contain",
             elem_id="images",
             buttons=[],
@@ -195,26 +205,15 @@ class DecideScreen:
         self.form = Form(state, read_as, images, truncate, cards, json_view, view)
         with slot:
 
-            @gr.render(inputs=[cards], triggers=[self.page.load, cards.change], show_progress="hidden", queue=False)
             def draw(cards_now: Cards) -> None:
                 self.wire_form(cards_now, draw_cards(cards_now, cards), form_tab, json_tab)
 
+            triggers = [self.page.load, cards.change]
+            gr.render(inputs=[cards], triggers=triggers, show_progress="hidden", queue=False)(draw)
+
     def draw_outputs(self) -> None:
-        both = (
-            [("Both" if len(self.variants) == 2 else "All", ",".join(self.variants))] if len(self.variants) > 1 else []
-        )
-        choices = both + [(variant_label(variant), variant) for variant in self.variants]
         with gr.Row(elem_classes=["decide-bar"]):
-            self.chosen = gr.Radio(
-                choices,
-                value=choices[0][1],
-                label="Decide with",
-                show_label=False,
-                container=False,
-                elem_id="variants",
-                elem_classes=["segmented"],
-                min_width=0,
-            )
+            self.chosen = variants_radio(self.variants, "variants")
             self.decide = gr.Button("Decide", variant="primary", elem_id="decide", min_width=120, scale=0)
         self.general_problems = panel(elem_id="problems")
         self.results = panel(EMPTY, elem_id="results", elem_classes=["live"])
@@ -232,6 +231,7 @@ class DecideScreen:
         # In the browser, not in the session: a restarted server still learns which request the page shows.
         self.request_id = gr.Textbox(visible=False, elem_id="request-id")
         self.timer = gr.Timer(POLL_S, active=False)
+        self.remembered = remembered_questions()
 
     # ---- wiring ----
 
@@ -241,7 +241,7 @@ class DecideScreen:
             lambda: [*show_filled(filled), "", *self.show_nothing(), *self.show_problems(())],
             None,
             [*self.form.filled, self.request_id, *self.shown, *self.problem_panels],
-            **QUIET,
+            **QUEUED,
         ).then(None, self.request_id, None, js=SHOW_IN_ADDRESS, api_visibility="private")
 
     def wire_form(self, cards: Cards, drawn: list[DrawnCard], form_tab: gr.Tab, json_tab: gr.Tab) -> None:
@@ -249,18 +249,13 @@ class DecideScreen:
         form = self.form
         fields = [*form.fields, *(field for card in drawn for field in card.fields)]
 
-        def count(*values: Any) -> tuple[str, Any]:
-            return self.count(draft_of(cards, values))
+        def remember(*values: Any) -> str:
+            draft = draft_of(cards, values)
+            return draft.questions or questions_json(draft.cards)
 
-        changes = [form.state.change, form.read_as.change, form.images.change, form.json_view.change]
-        changes += [
-            event
-            for card in drawn
-            for event in (card.id.change, card.type.change, card.instructions.change, card.options.change)
-        ]
-        gr.on(
-            [self.page.load, *changes], count, fields, [self.meter, form.truncate], trigger_mode="always_last", **QUIET
-        )
+        typed = [event for card in drawn for event in (card.id.change, card.type.change)]
+        typed += [event for card in drawn for event in (card.instructions.change, card.options.change)]
+        gr.on([self.page.load, *typed], remember, fields, self.remembered, trigger_mode="always_last", **QUIET)
 
         def open_json(*values: Any) -> tuple[str, str, str]:
             return questions_json(draft_of(cards, values).cards), "json", ""
@@ -274,13 +269,13 @@ class DecideScreen:
                 note = Problem((), "The JSON view was not valid, so the cards are as they were before.", "json_view")
                 return collect(cards, values[len(form.fields) :]), "form", problems_html((note, *error.problems))
 
-        form_tab.select(open_form, fields, [form.cards, form.view, self.question_problems], **QUIET)
+        form_tab.select(open_form, fields, [form.cards, form.view, self.question_problems], **QUEUED)
         form.json_view.input(
             lambda *values: self.check_json_view(draft_of(cards, values)),
             fields,
             [*form.filled, self.question_problems],
             trigger_mode="always_last",
-            **QUIET,
+            **QUEUED,
         )
         self.decide.click(
             lambda variants, *values: self.submit(variants, draft_of(cards, values), drawn),
@@ -296,6 +291,30 @@ class DecideScreen:
             show_progress_on=self.decide,
             concurrency_limit=None,
         ).then(None, self.request_id, None, js=SHOW_IN_ADDRESS, api_visibility="private")
+
+    def wire_meter(self) -> None:
+        """Count what the form holds. The questions come as the text that each drawing of the cards keeps up to date.
+
+        Not wired in `wire_form`: a listener that is drawn anew would be gone when the old one's call arrives.
+        """
+        form = self.form
+        form.json_view.change(
+            lambda text, view: text if view == "json" else gr.skip(),
+            [form.json_view, form.view],
+            self.remembered,
+            trigger_mode="always_last",
+            **QUIET,
+        )
+        gr.on(
+            [form.state.change, form.read_as.change, form.images.change, self.remembered.change],
+            lambda state, read_as, images, truncate, questions: self.count(
+                Draft(state or "", read_as, _paths(images), (), questions or "{}", truncate)
+            ),
+            [form.state, form.read_as, form.images, form.truncate, self.remembered],
+            [self.meter, form.truncate],
+            trigger_mode="always_last",
+            **QUIET,
+        )
 
     def wire_results(self) -> None:
         self.timer.tick(self.refresh, self.request_id, [self.timer, *self.shown], **QUIET)
@@ -319,6 +338,11 @@ class DecideScreen:
         return [self.general_problems, self.state_problems, self.image_problems, self.question_problems]
 
     # ---- handlers ----
+
+    @property
+    def tokenizer(self) -> PromptTokenizer | None:
+        """Any variant's: they share their vocabulary. That of a hub release arrives after the start."""
+        return next((self.tokenizers[name] for name in self.variants if name in self.tokenizers), None)
 
     def count(self, draft: Draft) -> tuple[str, Any]:
         """The line under the state, and whether the offer to cut the state is of use."""

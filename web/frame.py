@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -16,16 +17,21 @@ from clef_core.release import read_release, resolve_release
 from db import store
 from db.views import WorkerView
 from web.bars import variant_label
-from web.status import VariantState, describe_variant
+from web.status import VariantState, variant_facts, variant_state
 from worker.submit import Submitter
 
+_MARK_BARS = ((6, 21, 22), (15, 12, 17), (24, 7, 9))  # y, width, tick
 MARK = (
-    '<svg viewBox="0 0 34 34" role="img" aria-label="Clef workbench">'
-    '<rect class="m-track" x="3" y="6" width="28" height="5" rx="2.5"/><rect class="m-fill" x="3" y="6" width="21" height="5" rx="2.5"/>'
-    '<rect class="m-track" x="3" y="15" width="28" height="5" rx="2.5"/><rect class="m-fill" x="3" y="15" width="12" height="5" rx="2.5"/>'
-    '<rect class="m-track" x="3" y="24" width="28" height="5" rx="2.5"/><rect class="m-fill" x="3" y="24" width="7" height="5" rx="2.5"/>'
-    '<path class="m-tick" d="M22 3.5v10M17 12.5v10M9 21.5v10"/></svg>'
+    '<svg viewBox="0 0 34 34" aria-hidden="true">'
+    + "".join(
+        f'<rect class="m-track" x="3" y="{y}" width="28" height="5" rx="2.5"/>'
+        f'<rect class="m-fill" x="3" y="{y}" width="{width}" height="5" rx="2.5"/>'
+        f'<path class="m-tick" d="M{tick} {y - 2.5}v10"/>'
+        for y, width, tick in _MARK_BARS
+    )
+    + "</svg>"
 )
+FIELD_WORDS = {"criteria": "Options", "instructions": "Instructions", "type": "Type", "images": "Image"}
 WORKER_POLL_S = 5.0
 WORKER_WORDS: dict[VariantState, str] = {
     "ready": "ready",
@@ -33,6 +39,12 @@ WORKER_WORDS: dict[VariantState, str] = {
     "failed": "failed to load",
     "absent": "no worker",
 }
+
+
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "queue": False}
+"""For events that answer at once and should not be seen working."""
+QUEUED = QUIET | {"queue": True}
+"""The same for events that set a `gr.State`: only queued ones tell the page that it changed. Or that take a while."""
 
 
 def panel(value: str = "", **options: object) -> gr.HTML:
@@ -43,12 +55,11 @@ def panel(value: str = "", **options: object) -> gr.HTML:
 def draw_frame(submitter: Submitter, page: gr.Blocks, title: str, sentence: str) -> None:
     """Navigation, masthead, workers and the notice about random weights; call it first on each page."""
     gr.Navbar(main_page_name="Decide")
-    panel(
-        f'<header class="masthead">{MARK}<div class="words"><h1>{escape(title)}</h1><p>{escape(sentence)}</p></div></header>',
-        elem_id="masthead",
-    )
+    words = f'<div class="words"><h1>{escape(title)}</h1><p>{escape(sentence)}</p></div>'
+    with gr.Row(elem_classes=["top"]):
+        panel(f'<header class="masthead">{MARK}{words}</header>', elem_id="masthead")
+        workers = panel(elem_id="workers")
     notice = panel(elem_id="notice", visible=False)
-    workers = panel(elem_id="workers")
 
     def look() -> tuple[object, str]:
         with submitter.database.read() as session:
@@ -56,9 +67,31 @@ def draw_frame(submitter: Submitter, page: gr.Blocks, title: str, sentence: str)
         text = random_notice(submitter, live)
         return gr.update(value=text, visible=bool(text)), workers_html(submitter, live)
 
-    shown = {"outputs": [notice, workers], "show_progress": "hidden", "queue": False, "api_visibility": "private"}
-    page.load(look, **shown)
-    gr.Timer(WORKER_POLL_S).tick(look, **shown)
+    page.load(look, None, [notice, workers], **QUIET)
+    gr.Timer(WORKER_POLL_S).tick(look, None, [notice, workers], **QUIET)
+
+
+def variants_radio(variants: Sequence[str], elem_id: str) -> gr.Radio:
+    """Which variants to ask: all or one. Its value is their names, joined by commas."""
+    choices = [(variant_label(variant), variant) for variant in variants]
+    if len(variants) > 1:
+        choices = [("Both" if len(variants) == 2 else "All", ",".join(variants)), *choices]
+    return gr.Radio(
+        choices,
+        value=choices[0][1],
+        label="Decide with",
+        show_label=False,
+        container=False,
+        elem_id=elem_id,
+        elem_classes=["segmented"],
+        min_width=0,
+        interactive=True,
+    )
+
+
+def remembered_questions() -> gr.BrowserState:
+    """The questions that this browser had on the Decide screen; never on the server. The secret hides nothing."""
+    return gr.BrowserState("", storage_key="clef-questions", secret="clef-workbench")
 
 
 def random_notice(submitter: Submitter, live: Sequence[WorkerView]) -> str:
@@ -74,7 +107,7 @@ def random_notice(submitter: Submitter, live: Sequence[WorkerView]) -> str:
     names = " and ".join(escape(variant_label(variant)) for variant in random)
     settings = " and ".join(f"<code>CLEF_{escape(variant.upper())}</code>" for variant in random)
     return (
-        f'<div class="banner" role="note"><strong>These answers mean nothing.</strong> {names} '
+        f'<div class="random-notice" role="note"><strong>These answers mean nothing.</strong> {names} '
         f"{'runs' if len(random) == 1 else 'run'} on random weights, which only show that the machinery works. "
         f"Point {settings} at a real release to get decisions.</div>"
     )
@@ -93,12 +126,11 @@ def workers_html(submitter: Submitter, live: Sequence[WorkerView]) -> str:
     """One chip per variant: what its worker is doing."""
     chips = []
     for variant in submitter.settings.variants:
-        facts = describe_variant(variant, list(live))
-        words = WORKER_WORDS[facts["state"]]
-        tooltip = f' title="{escape(facts["message"])}"' if facts["message"] else ""
-        chips.append(
-            f'<span class="chip chip-{facts["state"]}"{tooltip}><i></i><b>{escape(variant_label(variant))}</b> {words}</span>'
-        )
+        state = variant_state(variant, live)["state"]
+        message = variant_facts(variant, live)["message"]
+        tooltip = f' title="{escape(message)}"' if message else ""
+        label = escape(variant_label(variant))
+        chips.append(f'<span class="chip chip-{state}"{tooltip}><i></i><b>{label}</b> {WORKER_WORDS[state]}</span>')
     return f'<div class="chips" role="status" aria-label="Workers">{"".join(chips)}</div>'
 
 
@@ -109,7 +141,15 @@ def problems_html(problems: Iterable[Problem], *, skip: int = 0) -> str:
 
 
 def _place(loc: tuple[str | int, ...]) -> str:
-    return f"<b>{escape(' › '.join(map(str, loc)))}</b> " if loc else ""
+    if not loc:
+        return ""
+    first = FIELD_WORDS.get(loc[0], loc[0]) if isinstance(loc[0], str) else f"No. {loc[0] + 1}"
+    return f"<b>{escape(' › '.join(map(str, (first, *loc[1:]))))}</b> "
+
+
+def error_html(message: str) -> str:
+    """One message in the shape of a problem; its lines stay lines."""
+    return problems_html(Problem((), line, "error") for line in message.splitlines())
 
 
 def empty_html(title: str, text: str) -> str:

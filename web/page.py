@@ -5,7 +5,9 @@ from collections.abc import Mapping
 import gradio as gr
 
 from clef_core.tokens import PromptTokenizer
+from web.batch import BatchScreen
 from web.decide import DecideScreen
+from web.history import HistoryScreen
 from worker.submit import Submitter
 
 
@@ -18,4 +20,8 @@ def build_page(submitter: Submitter, tokenizers: Mapping[str, PromptTokenizer]) 
     """
     with gr.Blocks(title="Clef workbench", analytics_enabled=False) as page:
         DecideScreen(submitter, tokenizers, page)
+    with page.route("Batch", "/batch"):
+        BatchScreen(submitter, tokenizers, page)
+    with page.route("History", "/history"):
+        HistoryScreen(submitter, page)
     return page

@@ -16,7 +16,7 @@ from db import store
 from db.views import DecisionView, RequestView, WorkerView
 from web.bars import CONFIDENCE_MEANING, Shown, answers_html, num_differing, variant_label
 from web.frame import empty_html, problems_html, time_html
-from web.status import describe_variant
+from web.status import variant_facts, variant_state
 from worker.settings import Settings
 from worker.submit import Submitter
 
@@ -140,7 +140,8 @@ def _run_words(decision: DecisionView) -> str:
     run = decision.run
     if run is None:
         return ""
-    return " · ".join(filter(None, [run.device, run.dtype, run.linear_mode]))
+    mode = run.linear_mode if run.linear_mode != run.variant else None
+    return " · ".join(filter(None, [run.device, run.dtype, mode]))
 
 
 def _agreement(questions: dict[str, AnyQuestion], shown: Sequence[Shown]) -> str:
@@ -154,15 +155,16 @@ def _agreement(questions: dict[str, AnyQuestion], shown: Sequence[Shown]) -> str
 
 
 def _pending(snapshot: Snapshot, decision: DecisionView) -> str:
-    facts = describe_variant(decision.variant, list(snapshot.workers))
+    state = variant_state(decision.variant, snapshot.workers)["state"]
     before = snapshot.waiting.get(decision.id, 0)
     if decision.status == "running":
         words = "running"
-    elif facts["state"] == "absent":
+    elif state == "absent":
         words = "waiting: no worker is running for this variant; the row is saved and starts when one comes"
-    elif facts["state"] == "failed":
-        words = f"waiting: the worker failed ({facts['message']}) and is started again"
-    elif facts["state"] == "loading":
+    elif state == "failed":
+        message = variant_facts(decision.variant, snapshot.workers)["message"]
+        words = f"waiting: the worker failed ({message}) and is started again"
+    elif state == "loading":
         words = "waiting: the worker is loading the model"
     else:
         words = "queued, next in line" if before == 0 else f"queued at position {before + 1}"

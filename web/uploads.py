@@ -4,6 +4,8 @@ A visitor decides which path an upload field hands over, so no path is opened be
 upload folder, links resolved. Bytes that the page should show are written into the same folder under their checksum.
 """
 
+import hashlib
+import shutil
 import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
@@ -65,6 +67,13 @@ def publish_image(image_bytes: bytes, name: str, media_type: str) -> str:
     if not path.exists():
         path.write_bytes(image_bytes)
     return str(path)
+
+
+def publish_file(source: Path) -> str:
+    """A copy of a file of ours that an upload field can hold, as if it had been uploaded."""
+    folder = Path(get_upload_folder()) / hashlib.sha256(source.read_bytes()).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    return shutil.copyfile(source, folder / source.name).as_posix()
 
 
 def new_download(file_name: str) -> Path:
