@@ -112,7 +112,7 @@ def load_release(
     device = torch.device(device)
     files = read_release(path)
     checksum = verify_checksums(files)
-    backbone = _load_backbone(files, device, dtype)
+    backbone = load_backbone(files, device, dtype)
     mode = None
     if files.kind == "mxfp4":
         mode = linear_mode or _choose_linear_mode(files, device, dtype)
@@ -141,7 +141,12 @@ def load_release_model(path: Path | str, device: str = "cpu") -> tuple[Release, 
     return release, release.processor
 
 
-def _load_backbone(files: ReleaseFiles, device: torch.device, dtype: torch.dtype) -> Qwen3_5ForConditionalGeneration:
+def load_backbone(files: ReleaseFiles, device: torch.device, dtype: torch.dtype) -> Qwen3_5ForConditionalGeneration:
+    """Read the backbone alone, every linear in the format that the release has.
+
+    Raises:
+        ReleaseError: a tensor is missing, one too many, or of a wrong shape.
+    """
     settings = {key: value for key, value in files.config.items() if key != "quantization_config"}
     try:
         config = Qwen3_5Config(**settings)
