@@ -9,7 +9,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.testclient import TestClient
 
 from clef_core.errors import SettingsError
-from web.doors import BodyDoor, OriginDoor, check_bind, require_api_key, trusted_hosts
+from web.doors import BodyDoor, OriginDoor, require_api_key, trusted_hosts
+from worker.settings import load_settings
 
 
 @pytest.fixture
@@ -151,20 +152,27 @@ def test_without_a_key_configured_everybody_passes(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "clef.example.com", "127.0.0.1.evil.example"])
-@pytest.mark.parametrize(("key", "login", "named"), [(False, False, "CLEF_API_KEY and"), (True, False, "CLEF_AUTH")])
-def test_other_machines_need_key_and_login(host: str, key: bool, login: bool, named: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "CLEF_API_KEY and CLEF_AUTH are not set"),
+        ({"api_key": "a long key"}, "CLEF_AUTH is not set"),
+        ({"auth": "user:password"}, "CLEF_API_KEY is not set"),
+    ],
+)
+def test_other_machines_need_key_and_login(host: str, given: dict[str, str], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        check_bind(host, has_api_key=key, has_login=login, allow_anonymous=False)
+        load_settings(host=host, **given).check_doors()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.53", "localhost", "::1", "[::1]"])
 def test_this_machine_needs_neither_key_nor_login(host: str) -> None:
-    check_bind(host, has_api_key=False, has_login=False, allow_anonymous=False)
+    load_settings(host=host).check_doors()
 
 
 def test_key_and_login_or_an_explicit_word_open_the_bind() -> None:
-    check_bind("0.0.0.0", has_api_key=True, has_login=True, allow_anonymous=False)
-    check_bind("0.0.0.0", has_api_key=False, has_login=False, allow_anonymous=True)
+    load_settings(host="0.0.0.0", api_key="a long key", auth="user:password").check_doors()
+    load_settings(host="0.0.0.0", allow_anonymous=True).check_doors()
 
 
 def test_the_address_bound_to_is_a_trusted_host_unless_it_is_every_address() -> None:

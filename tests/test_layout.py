@@ -10,19 +10,12 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
 ROOMS = ("clef_core", "db", "worker", "web")
-SOURCES = sorted(path for room in ROOMS for path in (PROJECT / room).rglob("*.py")) + [PROJECT / "app.py"]
+SOURCES = [PROJECT / "app.py", *sorted(path for room in ROOMS for path in (PROJECT / room).rglob("*.py"))]
 
 TORCH = {"torch", "torchvision", "transformers", "triton", "quark"}
 MODEL_CODE = {f"clef_core.{name}" for name in ("encoding", "joint_head", "mxfp4", "model", "engine")}
 WORKER_PROCESS = {"worker.serve", "worker.jobs"}
-
-TORCH_FREE_CORE = {
-    f"clef_core.{name}"
-    for name in ("errors", "schema", "strict_json", "images", "answers", "tokens", "release", "stats")
-}
-WEB_MAY_IMPORT = TORCH_FREE_CORE | {
-    f"worker.{name}" for name in ("submit", "tables", "questions_file", "settings", "progress")
-}
+WORKER_FOR_WEB = {f"worker.{name}" for name in ("submit", "tables", "questions_file", "settings", "progress")}
 
 
 def module_name(path: Path) -> str:
@@ -31,7 +24,7 @@ def module_name(path: Path) -> str:
 
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and full name of every import, also of those inside functions; `from a import b` gives a.b where b is a module."""
+    """Line and full name of every import, inside functions too; `from a import b` gives a.b where b is a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -44,6 +37,10 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{alias.name}" if is_module else node.module
 
 
+def is_torch_free_core(module: str) -> bool:
+    return module.startswith("clef_core.") and module not in MODEL_CODE
+
+
 def is_allowed(importer: str, imported: str) -> bool:
     room, target = importer.split(".")[0], imported.split(".")[0]
     if target in TORCH:
@@ -51,14 +48,14 @@ def is_allowed(importer: str, imported: str) -> bool:
     if target not in (*ROOMS, "app"):
         return True
     if target == room:
-        return room != "clef_core" or importer not in TORCH_FREE_CORE or imported in TORCH_FREE_CORE
+        return not is_torch_free_core(importer) or is_torch_free_core(imported)
     match room:
         case "worker":
             return target in ("db", "clef_core")
         case "web":
-            return target == "db" or imported in WEB_MAY_IMPORT
+            return target == "db" or imported in WORKER_FOR_WEB or is_torch_free_core(imported)
         case "app":
-            return target in ("web", "worker", "db") or imported in TORCH_FREE_CORE
+            return target in ("web", "worker", "db") or is_torch_free_core(imported)
     return False
 
 

@@ -9,7 +9,6 @@ an uploaded file should, and takes any body. So the doors stand before the page 
 """
 
 import hmac
-import ipaddress
 import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,8 +22,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clef_core.errors import SettingsError
-
 MAX_JSON_BYTES = 16 * 2**20
 """Largest JSON body: 8 MiB of images are 10.7 MiB in base64, the rest is room for the state."""
 
@@ -35,32 +32,6 @@ _FORM_ROUTES = {
     "/login": ("multipart/form-data", "application/x-www-form-urlencoded"),
 }
 _UNSAFE_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to bind to reaches this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def check_bind(host: str, *, has_api_key: bool, has_login: bool, allow_anonymous: bool) -> None:
-    """Refuse to listen to other machines without a key for HTTP and a login for the page.
-
-    Raises:
-        SettingsError: names what is missing. History shows everyone's states and images, so this is no default.
-    """
-    if is_loopback(host) or allow_anonymous or (has_api_key and has_login):
-        return
-    missing = [name for name, is_set in (("CLEF_API_KEY", has_api_key), ("CLEF_AUTH", has_login)) if not is_set]
-    raise SettingsError(
-        f"CLEF_HOST={host} is open to other machines, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-        "not set. Set CLEF_API_KEY (for HTTP) and CLEF_AUTH=user:password (for the page), "
-        "or CLEF_ALLOW_ANONYMOUS=1 if everyone may read and decide everything."
-    )
 
 
 def trusted_hosts(bind_host: str, allowed_hosts: Sequence[str]) -> list[str]:
