@@ -1,7 +1,7 @@
 """How far a batch is, how long it will take, and both in words. Page and command line share it.
 
-Reads the database, changes nothing. Surprising: a row counts as done when its decisions in all variants are; the counts
-of a `BatchProgress` are decisions.
+Reads the database, changes nothing. Surprising: the counts of a `BatchProgress` are decisions; divided by the variants
+they give rows, so that a row answered by one of two variants counts half.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def watch(database: Database, batch_id: int, poll_s: float = POLL_S) -> Iterator
 
 
 def rows_done(progress: BatchProgress) -> int:
-    """Rows (not decisions) that are answered or failed."""
+    """Rows (not decisions) that are answered or failed, rounded down."""
     if not progress.num_decisions:
         return 0
     return (progress.done + progress.failed) * progress.num_rows // progress.num_decisions

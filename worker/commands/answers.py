@@ -29,6 +29,7 @@ def print_answers(questions: Mapping[str, AnyQuestion], decisions: Sequence[Deci
         if answered:
             console.print(_heading(question_id, question, answered))
             console.print(_options(question_id, answered))
+            console.print()
     for decision in answered:
         tokens = f"{decision.input_tokens:,} tokens"
         console.print(

@@ -39,7 +39,9 @@ def batch(
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option("--variant", "-v", help="Variant to ask. Repeat for several. Default: the default."),
+        typer.Option(
+            "--variant", "-v", help="Variant to ask. Repeat for several. Default: CLEF_DEFAULT_VARIANT, else mxfp4."
+        ),
     ] = None,
     both: Annotated[bool, typer.Option("--both", help="Ask bf16 and mxfp4 and set them side by side.")] = False,
     output: Annotated[
@@ -80,7 +82,7 @@ def batch(
             with read_input(file, questions, images_zip, columns, submitter.settings, variants, format_name) as found:
                 if dry_run:
                     raise typer.Exit(show_plan(submitter, found, sys.stdout.isatty()))
-                _refuse_to_overwrite(output, file, questions, images_zip)
+                _check_output(output, file, questions, images_zip)
                 batch_id = find_or_submit(submitter, found, fresh=fresh)
         else:
             assert resume is not None
@@ -91,11 +93,14 @@ def batch(
             written = export_batch(
                 submitter.database, batch_id, format_name, out, confidence=submitter.settings.confidence
             )
-    say(describe_written(written))
+    say(describe_written(batch_id, written))
     raise typer.Exit(ALL_ANSWERED if written.num_answered == written.num_rows else SOME_FAILED)
 
 
-def _refuse_to_overwrite(output: Path | None, *inputs: Path | None) -> None:
+def _check_output(output: Path | None, *inputs: Path | None) -> None:
+    """Find out before the rows are computed that the results cannot be written, or would replace an input."""
+    if output is not None and not output.parent.is_dir():
+        fail(f"--output {output}: there is no folder {output.parent}")
     if output is not None and output.exists():
         for path in inputs:
             if path is not None and path.samefile(output):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clef_core.errors import count
 from worker.commands.terminal import say
 from worker.questions_file import load_questions
 from worker.settings import Settings
@@ -125,8 +126,8 @@ def _describe(table: Table, mapping: ColumnMapping) -> str:
     parts = [f"state: {' + '.join(mapping.state)}"]
     parts += [f"{name}: {column}" for name, column in (("id", mapping.id), ("images", mapping.images)) if column]
     parts += [f"label of {question_id}: {column}" for question_id, column in mapping.labels.items()]
-    bad = f", {table.num_bad_rows:,} of them unreadable" if table.num_bad_rows else ""
-    return f"{table.path.name}: {table.num_rows:,} rows{bad} ({'; '.join(parts)})"
+    bad = f", {table.num_bad_rows:,} unreadable" if table.num_bad_rows else ""
+    return f"{table.path.name}: {count(table.num_rows, 'row')}{bad} ({'; '.join(parts)})"
 
 
 def _sha256(path: Path | None) -> str | None:

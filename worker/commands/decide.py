@@ -13,9 +13,12 @@ from worker.commands.terminal import SOME_FAILED, errors_on_one_line, fail, say,
 if TYPE_CHECKING:
     from clef_core.schema import Submission
     from db.views import DecisionView
+    from worker.commands.workers import Workers
+    from worker.submit import Submitter
 
 MAX_REQUEST_BYTES = 20_000_000  # four images of a request as base64, with room
 STDIN = "-"
+CHECK_WORKERS_S = 2.0
 
 
 @errors_on_one_line
@@ -55,10 +58,10 @@ def decide(
     with open_submitter() as submitter:
         model = submission.request.model
         variants = chosen_variants(submitter.settings, variant or [], both=both, model=model)
-        with Workers(submitter, variants):
+        with Workers(submitter, variants) as workers:
             submitted = submitter.submit(submission, variants, source="cli")
             with stderr().status("deciding", spinner="dots"):
-                decisions = submitter.wait(list(submitted.decision_ids.values()), timeout_s)
+                decisions = _wait(submitter, workers, list(submitted.decision_ids.values()), timeout_s)
     responses = {decision.variant: _response(model, decision) for decision in decisions}
     if as_json or not sys.stdout.isatty():
         _print_json(responses)
@@ -90,6 +93,18 @@ def _read_submission(request: str, images: list[Path]) -> Submission:
         added = [base64.b64encode(path.read_bytes()).decode("ascii") for path in images]
         body["images"] = [*own, *added] if isinstance(own, list) else added if own is None else own
     return parse_request(body)  # type: ignore[arg-type]  # what is no object is refused there
+
+
+def _wait(submitter: Submitter, workers: Workers, decision_ids: list[int], timeout_s: float) -> list[DecisionView]:
+    """Wait, and start a worker in the place of one that ends meanwhile."""
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        decisions = submitter.wait(decision_ids, max(0.0, min(CHECK_WORKERS_S, deadline - time.monotonic())))
+        if all(decision.is_finished for decision in decisions) or time.monotonic() >= deadline:
+            return decisions
+        workers.ensure()
 
 
 def _response(model: str, decision: DecisionView) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def export(
     with open_database() as (settings, database), open_output(output) as out:
         name = format_of(output, format, "csv")
         written = export_batch(database, batch_id, name, out, confidence=settings.confidence)
-    say(describe_written(written))
+    say(describe_written(batch_id, written))
     raise typer.Exit(ALL_ANSWERED if written.num_answered == written.num_rows else SOME_FAILED)
 
 
@@ -78,14 +78,16 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
         part.unlink(missing_ok=True)
 
 
-def describe_written(written: Written) -> str:
-    """`300 rows: 298 answered, 2 failed`, then the first reasons."""
+def describe_written(batch_id: int, written: Written) -> str:
+    """`batch 7, 300 rows: 298 answered, 2 failed`, then the first reasons."""
+    from clef_core.errors import count
+
     counts = [f"{written.num_answered:,} answered"]
     if written.num_failed:
         counts.append(f"{written.num_failed:,} failed")
     if written.num_unfinished:
         counts.append(f"{written.num_unfinished:,} not done")
-    lines = [f"{written.num_rows:,} rows: {', '.join(counts)}"]
+    lines = [f"batch {batch_id}, {count(written.num_rows, 'row')}: {', '.join(counts)}"]
     lines += [f"  row {note.number}: {note.message}" for note in written.failures]
     if written.num_failed > len(written.failures):
         lines.append(f"  … and {written.num_failed - len(written.failures):,} more, see the column error")

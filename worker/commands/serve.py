@@ -30,6 +30,8 @@ def serve(
 
     settings = load_settings()
     logging.getLogger().setLevel(settings.log_level)
+    if settings.log_level in ("WARNING", "ERROR"):
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns by a handler of its own
     # A worker has no results to print: what libraries write to stdout must not mix with those of who started it.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     run_worker(settings, list(dict.fromkeys(variant)))

@@ -26,16 +26,17 @@ INTERRUPTED = 130  # 128 + SIGINT, what shells expect after Ctrl-C
 Arguments = ParamSpec("Arguments")
 
 
+@functools.cache
 def stderr() -> Console:
-    """The console for messages, progress bars and errors."""
+    """The one console for messages and progress bars: two would write over each other."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
 
 
 def say(message: str) -> None:
-    """Print one plain line for a person; text of users is never read as markup."""
-    typer.echo(message, err=True)
+    """Print one plain line for a person, above a running progress bar; text of users is never read as markup."""
+    stderr().print(message, markup=False, soft_wrap=True)
 
 
 def fail(message: str, code: int = BAD_INPUT) -> NoReturn:
@@ -56,7 +57,7 @@ def errors_on_one_line(command: Callable[Arguments, None]) -> Callable[Arguments
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
         from clef_core.errors import ClefError
 
-        _quiet_libraries()
+        _log_to_stderr()
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt:
@@ -67,18 +68,27 @@ def errors_on_one_line(command: Callable[Arguments, None]) -> Callable[Arguments
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(SOME_FAILED) from None
         except ClefError as error:
-            fail(one_line(str(error)))
+            fail(one_line(str(error)), SOME_FAILED if isinstance(error, _not_the_users_fault()) else BAD_INPUT)
         except OSError as error:
             fail(one_line(f"{error.strerror or error}: {error.filename}" if error.filename else str(error)))
         except _service_errors() as error:
-            fail(one_line(str(getattr(error, "orig", None) or error)), SOME_FAILED)
+            service = "the database" if hasattr(error, "orig") else "Redis"
+            fail(one_line(f"{service} does not work: {getattr(error, 'orig', error)}"), SOME_FAILED)
 
     return run
 
 
 def one_line(text: str) -> str:
     """Several lines (one per problem) as one."""
-    return "; ".join(part.strip() for part in text.splitlines() if part.strip())
+    parts = [part.strip() for part in text.splitlines() if part.strip()]
+    return (" " if all(part.endswith(".") for part in parts) else "; ").join(parts)
+
+
+def _not_the_users_fault() -> tuple[type[Exception], ...]:
+    from clef_core.errors import EngineError
+    from worker.submit import QueueFullError
+
+    return (EngineError, QueueFullError)
 
 
 def _service_errors() -> tuple[type[Exception], ...]:
@@ -88,5 +98,11 @@ def _service_errors() -> tuple[type[Exception], ...]:
     return (RedisError, SQLAlchemyError)
 
 
-def _quiet_libraries() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+def _log_to_stderr() -> None:
+    """Show warnings above a running progress bar; `serve` asks for more."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[_SayHandler()])
+
+
+class _SayHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
