@@ -1,6 +1,7 @@
 """A stored batch as a file, in any of the three formats; also while it runs.
 
-Reads the database and hands the rows to `worker.results`. Knows no file names: it writes to what it is given.
+Reads the database and hands the rows to `worker.results` and `worker.results_csv`. Knows no file names: it writes to
+what it is given.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Literal, TextIO, get_args
 from clef_core.answers import Confidence
 from db import store
 from db.session import Database
-from worker.results import Written, collect_question_types, question_types, write_csv, write_jevl, write_jsonl
+from worker.results import Written, write_jevl, write_jsonl
+from worker.results_csv import collect_question_types, question_types, write_csv
 from worker.table_files import TableError
 from worker.table_rows import QUESTIONS_KEY
 

@@ -1,45 +1,28 @@
-"""Write the results of a batch: CSV for spreadsheets, JSONL without loss, `.jevl` for drift tools.
+"""Write the results of a batch as JSON lines: JSONL without loss, `.jevl` for drift tools; CSV is in `results_csv`.
 
-CSV has all input columns, then per question its answer, then `model`, `_row` and `error`; one variant gives
-`<question>`, `<question>_confidence` and `<question>_probabilities`, several give `<question>_<variant>` each,
-`<question>_agree` and `<question>_kl`. Knows no database: it takes rows as they come and keeps none.
+Knows no database: it takes rows as they come and keeps none. Says for all formats how a row stands.
 
-Surprising: a batch can be written while it runs. A row that is not done has empty answers, and its `error` says
-`not done yet` or `cancelled`, so that an empty `error` always means an answer. Cells that a spreadsheet would run as a
-formula get an apostrophe, headers too. `.jevl` has only answered rows, one line per variant.
+Surprising: a batch can be written while it runs. A row that is not done has no answers, and its error says `not done
+yet` or `cancelled`, so that an empty error always means an answer. `.jevl` has only answered rows, a line per variant.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
-import math
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from typing import Any, TextIO
 
-from clef_core.answers import Confidence, build_answers
 from clef_core.errors import Problem
 from clef_core.schema import AnyQuestion, parse_questions
 from db.views import DecisionView, ResultRow
-from worker.table_files import TableError
 from worker.table_rows import RowNote
 
 NOT_DONE = "not done yet"
 CANCELLED = "cancelled"
-LAST_COLUMNS = ("model", "_row", "error")
-REFERENCE_VARIANT = "bf16"  # the one the others are measured against, if it is there
-SIGNIFICANT_DIGITS = 6
 MAX_FAILURES = 5
-
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-_PLAIN_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-
-QuestionTypes = Mapping[str, frozenset[str]]
 
 
 @dataclass
@@ -52,77 +35,18 @@ class Written:
     num_unfinished: int = 0
     failures: list[RowNote] = field(default_factory=list)
 
-
-def question_types(questions: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """The type of each question of one map."""
-    return {question_id: frozenset({question["type"]}) for question_id, question in questions.items()}
-
-
-def collect_question_types(results: Iterable[ResultRow]) -> dict[str, frozenset[str]]:
-    """The types of all questions that rows ask, for rows that bring their own; a question may change its type."""
-    types: dict[str, frozenset[str]] = {}
-    for row in results:
-        for question_id, found in question_types(row.request.questions).items():
-            types[question_id] = types.get(question_id, frozenset()) | found
-    return types
-
-
-def output_columns(columns: Sequence[str], types: QuestionTypes, variants: Sequence[str]) -> tuple[str, ...]:
-    """The header of the CSV.
-
-    Raises:
-        TableError: two columns would have one name; nothing is overwritten.
-    """
-    added = [name for question_id in types for name in _question_columns(question_id, types[question_id], variants)]
-    header = [neutralise(name) for name in (*columns, *added, *LAST_COLUMNS)]
-    twice = [name for name, times in Counter(header).items() if times > 1]
-    if twice:
-        listed = ", ".join(f'"{name}"' for name in twice)
-        raise TableError(
-            f"the results need a column {listed}, which exists already: rename that column or the question"
-            if set(twice) & {neutralise(name) for name in columns}
-            else f"two questions (or a question and model, _row or error) would share the column {listed}: rename one"
-        )
-    return tuple(header)
-
-
-def write_csv(
-    results: Iterable[ResultRow],
-    out: TextIO,
-    *,
-    columns: Sequence[str],
-    types: QuestionTypes,
-    variants: Sequence[str],
-    confidence: Confidence = "top",
-) -> Written:
-    """Write the header and a line per row.
-
-    Args:
-        out: opened with `newline=""`.
-        columns: the input's columns, in order.
-
-    Raises:
-        TableError: as `output_columns`.
-    """
-    header = output_columns(columns, types, variants)
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    written = Written()
-    parse = _QuestionCache()
-    model = ";".join(f"clef-{variant}" for variant in variants)
-    for row in results:
-        _count(row, variants, written)
-        answers = {
-            variant: build_answers(parse(row.request.questions), decision.log_probs, confidence, decimals=None)
-            for variant, decision in row.decisions.items()
-            if decision.log_probs is not None
-        }
-        cells = [_cell_text((row.request.cells or {}).get(column)) for column in columns]
-        for question_id, kinds in types.items():
-            cells += _question_cells(row, question_id, kinds, variants, answers)
-        cells += [model, str(row.request.row_number), _row_error(row, variants)]
-        writer.writerow([neutralise(cell) for cell in cells])
-    return written
+    def add(self, row: ResultRow, variants: Sequence[str]) -> None:
+        """Count one row: failed in any variant, answered in all, or neither yet."""
+        statuses = {row.decisions[variant].status if variant in row.decisions else "queued" for variant in variants}
+        self.num_rows += 1
+        if "failed" in statuses:
+            self.num_failed += 1
+            if len(self.failures) < MAX_FAILURES:
+                self.failures.append(RowNote(row.request.row_number or 0, row_error(row, variants)))
+        elif statuses == {"done"}:
+            self.num_answered += 1
+        else:
+            self.num_unfinished += 1
 
 
 def write_jsonl(
@@ -135,8 +59,8 @@ def write_jsonl(
     """
     written = Written()
     for row in results:
-        _count(row, variants, written)
-        responses = {variant: _response(row, variant) for variant in variants}
+        written.add(row, variants)
+        responses = {variant: _response_or_error(row, variant) for variant in variants}
         body = responses[variants[0]] if len(variants) == 1 else {"responses": responses}
         out.write(json.dumps({"id": _row_id(row, id_column), **body}, ensure_ascii=False) + "\n")
     return written
@@ -148,9 +72,9 @@ def write_jevl(results: Iterable[ResultRow], out: TextIO, *, variants: Sequence[
     The `id` covers state and questions, so that two runs over the same rows can be paired; images are not in it.
     """
     written = Written()
-    parse = _QuestionCache()
+    parse = QuestionCache()
     for row in results:
-        _count(row, variants, written)
+        written.add(row, variants)
         asked = {"state": row.request.state, "questions": row.request.questions}
         for variant, decision in _answered(row, variants):
             record: dict[str, Any] = {
@@ -169,77 +93,8 @@ def write_jevl(results: Iterable[ResultRow], out: TextIO, *, variants: Sequence[
     return written
 
 
-def neutralise(text: str) -> str:
-    """Put an apostrophe before a text that a spreadsheet would run as a formula; a plain number stays one."""
-    return "'" + text if text.startswith(_FORMULA_STARTS) and not _PLAIN_NUMBER.fullmatch(text) else text
-
-
-def _question_columns(question_id: str, kinds: frozenset[str], variants: Sequence[str]) -> list[str]:
-    if len(variants) == 1:
-        confidence = [] if kinds == {"noul"} else [f"{question_id}_confidence"]
-        return [question_id, *confidence, f"{question_id}_probabilities"]
-    reference, *others = _reference_first(variants)
-    divergences = ["kl"] if len(others) == 1 else [f"kl_{variant}" for variant in others]
-    return [f"{question_id}_{suffix}" for suffix in (reference, *others, "agree", *divergences)]
-
-
-def _question_cells(
-    row: ResultRow,
-    question_id: str,
-    kinds: frozenset[str],
-    variants: Sequence[str],
-    answers: Mapping[str, Mapping[str, Any]],
-) -> list[str]:
-    """The cells that belong to `_question_columns`; empty where there is no answer."""
-    of_variant = {variant: answer[question_id] for variant, answer in answers.items() if question_id in answer}
-    if len(variants) == 1:
-        answer = of_variant.get(variants[0])
-        if answer is None:
-            return [""] * len(_question_columns(question_id, kinds, variants))
-        confidence = [] if kinds == {"noul"} else [_number(answer["confidence"]) if "confidence" in answer else ""]
-        return [_value(answer), *confidence, _probabilities(answer)]
-    ordered = _reference_first(variants)
-    values = [_value(of_variant[variant]) if variant in of_variant else "" for variant in ordered]
-    if len(of_variant) < len(variants):
-        return [*values, "", *([""] * (len(variants) - 1))]
-    log_probs = [(row.decisions[variant].log_probs or {})[question_id] for variant in ordered]
-    tops = {max(options, key=options.__getitem__) for options in log_probs}
-    divergences = [_number(_kl(log_probs[0], other)) for other in log_probs[1:]]
-    return [*values, "true" if len(tops) == 1 else "false", *divergences]
-
-
-def _reference_first(variants: Sequence[str]) -> list[str]:
-    """BF16 first, if it is among them, so that the divergence is KL(BF16‖other)."""
-    return sorted(variants, key=lambda variant: variant != REFERENCE_VARIANT)
-
-
-def _kl(reference: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """KL(reference‖other) in nats, from log-probabilities; rounding must not make it negative."""
-    return max(0.0, math.fsum(math.exp(p) * (p - other[option]) for option, p in reference.items()))
-
-
-def _value(answer: Mapping[str, Any]) -> str:
-    value = answer[answer["type"]]
-    return value if isinstance(value, str) else _number(value)
-
-
-def _probabilities(answer: Mapping[str, Any]) -> str:
-    true = answer.get("noul")
-    probabilities = answer["probabilities"] if true is None else {"true": true, "false": 1 - true}
-    return _compact({option: float(_number(p)) for option, p in probabilities.items()})
-
-
-def _number(value: float) -> str:
-    return f"{value:.{SIGNIFICANT_DIGITS}g}"
-
-
-def _cell_text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else _compact(value)
-
-
-def _compact(value: Any) -> str:
+def compact_json(value: Any) -> str:
+    """JSON without spaces, letters as they are."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -254,20 +109,8 @@ def _answered(row: ResultRow, variants: Sequence[str]) -> Iterator[tuple[str, De
             yield variant, decision
 
 
-def _count(row: ResultRow, variants: Sequence[str], written: Written) -> None:
-    statuses = {row.decisions[variant].status if variant in row.decisions else "queued" for variant in variants}
-    written.num_rows += 1
-    if "failed" in statuses:
-        written.num_failed += 1
-        if len(written.failures) < MAX_FAILURES:
-            written.failures.append(RowNote(row.request.row_number or 0, _row_error(row, variants)))
-    elif statuses == {"done"}:
-        written.num_answered += 1
-    else:
-        written.num_unfinished += 1
-
-
-def _row_error(row: ResultRow, variants: Sequence[str]) -> str:
+def row_error(row: ResultRow, variants: Sequence[str]) -> str:
+    """Why a row has no answer, or not from all variants; empty if it is complete."""
     errors = {variant: text for variant in variants if (text := _error(row.decisions.get(variant)))}
     if len(errors) == len(variants) and len(set(errors.values())) == 1:
         return next(iter(errors.values()))
@@ -286,19 +129,24 @@ def _error(decision: DecisionView | None) -> str:
     return " ".join("; ".join(problems).split()) if decision.status == "failed" else ""
 
 
-def _response(row: ResultRow, variant: str) -> dict[str, Any]:
-    decision = row.decisions.get(variant)
-    if decision is None or decision.status != "done":
-        return {"error": {"message": _error(decision)}}
+def response_of(decision: DecisionView, asked_model: str) -> dict[str, Any]:
+    """The SystemOne response of a decision that is done."""
     response: dict[str, Any] = {
-        "model": row.request.asked_model,
+        "model": asked_model,
         "answers": decision.answers,
         "usage": {"input_tokens": decision.input_tokens, "output_tokens": 0},
-        "x_variant": variant,
+        "x_variant": decision.variant,
     }
     if decision.truncated_tokens:
         response["x_truncated_tokens"] = decision.truncated_tokens
     return response
+
+
+def _response_or_error(row: ResultRow, variant: str) -> dict[str, Any]:
+    decision = row.decisions.get(variant)
+    if decision is None or decision.status != "done":
+        return {"error": {"message": _error(decision)}}
+    return response_of(decision, row.request.asked_model)
 
 
 def _row_id(row: ResultRow, id_column: str | None) -> Any:
@@ -320,7 +168,7 @@ def _typed_label(question: AnyQuestion, label: str) -> str | int | bool:
     return label == "true" if question.type == "noul" else label
 
 
-class _QuestionCache:
+class QuestionCache:
     """Parses a map of questions once for the many rows that share it."""
 
     def __init__(self) -> None:

@@ -108,19 +108,12 @@ def _wait(submitter: Submitter, workers: Workers, decision_ids: list[int], timeo
 
 
 def _response(model: str, decision: DecisionView) -> dict[str, Any]:
-    if decision.status != "done":
-        problems = "; ".join(f"{problem['msg']}" for problem in decision.error or ())
-        message = problems or f"not answered in time; decision {decision.id} is {decision.status}"
-        return {"error": {"message": message}}
-    response: dict[str, Any] = {
-        "model": model,
-        "answers": decision.answers,
-        "usage": {"input_tokens": decision.input_tokens, "output_tokens": 0},
-        "x_variant": decision.variant,
-    }
-    if decision.truncated_tokens:
-        response["x_truncated_tokens"] = decision.truncated_tokens
-    return response
+    from worker.results import response_of
+
+    if decision.status == "done":
+        return response_of(decision, model)
+    problems = "; ".join(f"{problem['msg']}" for problem in decision.error or ())
+    return {"error": {"message": problems or f"not answered in time; decision {decision.id} is {decision.status}"}}
 
 
 def _print_json(responses: dict[str, dict[str, Any]]) -> None:
