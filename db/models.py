@@ -151,7 +151,8 @@ class Run(Base):
 class Decision(Base):
     """One request in one variant: its place in the queue, the claim on it, and what came out.
 
-    `attempts` counts claims, `crashes` the claims whose worker fell silent.
+    `attempts` counts claims, `crashes` the claims whose worker fell silent. `take` is 0 for the decision that was asked
+    for; a comparison makes takes of its own, and says in `side` which run of it they are.
     """
 
     __tablename__ = "decisions"
@@ -161,6 +162,8 @@ class Decision(Base):
         Index("ix_decisions_batch_id_status", "batch_id", "status"),
         Index("ix_decisions_batch_id_finished_at", "batch_id", "finished_at"),
         Index("ix_decisions_status_claim_token", "status", "claim_token"),
+        Index("ix_decisions_comparison_id_status", "comparison_id", "status"),
+        Index("ix_decisions_comparison_id_request_id", "comparison_id", "request_id"),
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
@@ -168,6 +171,9 @@ class Decision(Base):
     batch_id: Mapped[int | None] = mapped_column(ForeignKey("batches.id"))
     variant: Mapped[str] = mapped_column(String(100))
     take: Mapped[int]
+    batching: Mapped[str] = mapped_column(String(10), server_default="fast")
+    comparison_id: Mapped[int | None] = mapped_column(ForeignKey("comparisons.id"))
+    side: Mapped[str | None] = mapped_column(String(5))
     run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
     status: Mapped[str] = mapped_column(String(10))
     priority: Mapped[int]
@@ -203,15 +209,59 @@ class Worker(Base):
 
 
 class Comparison(Base):
-    """Two runs side by side over the same requests."""
+    """Two runs side by side over the requests of a batch, and a third where a noise floor is measured.
+
+    The runs are known when the decisions are there. `stored_at`: every decision waits; `finished_at`: the answers are
+    compared and `statistics` is what came out (None where nothing could be compared).
+    """
 
     __tablename__ = "comparisons"
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    batch_id: Mapped[int | None] = mapped_column(ForeignKey("batches.id"))
-    left_run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
-    right_run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"), index=True)
     name: Mapped[str] = mapped_column(Text)
+    left_variant: Mapped[str] = mapped_column(String(100))
+    right_variant: Mapped[str] = mapped_column(String(100))
+    floor_variant: Mapped[str | None] = mapped_column(String(100))
+    left_run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
+    right_run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
+    floor_run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
     parameters: Mapped[dict[str, Any]]
     statistics: Mapped[dict[str, Any] | None]
-    created_at: Mapped[datetime]
+    num_rows: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(index=True)
+    stored_at: Mapped[datetime | None]
+    cancel_requested_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class ComparisonAnswer(Base):
+    """One answer of both runs boiled down to the numbers that are listed, filtered and drawn."""
+
+    __tablename__ = "comparison_answers"
+    __table_args__ = (
+        Index("ix_comparison_answers_comparison_id_is_flip_margin", "comparison_id", "is_flip", "margin"),
+        Index("ix_comparison_answers_comparison_id_effect", "comparison_id", "effect"),
+        Index("ix_comparison_answers_comparison_id_question_id", "comparison_id", "question_id", "is_flip"),
+    )
+
+    comparison_id: Mapped[int] = mapped_column(ForeignKey("comparisons.id"), primary_key=True, autoincrement=False)
+    request_id: Mapped[int] = mapped_column(ForeignKey("requests.id"), primary_key=True, autoincrement=False)
+    question_id: Mapped[str] = mapped_column(String(100), primary_key=True)
+    left_option: Mapped[str] = mapped_column(Text)
+    right_option: Mapped[str] = mapped_column(Text)
+    left_confidence: Mapped[float]
+    right_confidence: Mapped[float]
+    margin: Mapped[float]
+    kl: Mapped[float]
+    total_variation: Mapped[float]
+    max_abs_dp: Mapped[float]
+    label: Mapped[str | None] = mapped_column(Text)
+    left_brier: Mapped[float | None]
+    right_brier: Mapped[float | None]
+    floor_option: Mapped[str | None] = mapped_column(Text)
+    floor_kl: Mapped[float | None]
+    floor_total_variation: Mapped[float | None]
+    floor_max_abs_dp: Mapped[float | None]
+    is_flip: Mapped[bool]
+    effect: Mapped[str | None] = mapped_column(String(10))

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, exists, func, select, update
 from sqlalchemy.orm import Session
 
-from db.models import Batch, Decision, QuestionSet, Request, Worker
+from db.models import Batch, Comparison, Decision, QuestionSet, Request, Worker
 from db.store_batches import finish_batches
 from db.store_requests import now_utc, request_view
 from db.views import PRIORITY_SINGLE, ClaimedRow, NewResult, WaitingRow
@@ -91,14 +91,9 @@ def release_claims(session: Session, token: str, *, crash: str | None = None) ->
 
 
 def cancelled_claims(session: Session, token: str) -> set[int]:
-    """Which rows held with this token belong to a batch that was asked to stop."""
-    return set(
-        session.scalars(
-            select(Decision.id)
-            .join(Batch, Decision.batch_id == Batch.id)
-            .where(Decision.claim_token == token, Decision.status == "running", Batch.cancel_requested_at.is_not(None))
-        )
-    )
+    """Which rows held with this token belong to a batch or a comparison that was asked to stop."""
+    held = (Decision.claim_token == token) & (Decision.status == "running")
+    return set(session.scalars(select(Decision.id).where(held, _is_cancelled())))
 
 
 def find_twins(session: Session, batch_id: int, run_id: int, digests: Sequence[str]) -> dict[str, NewResult]:
@@ -110,6 +105,7 @@ def find_twins(session: Session, batch_id: int, run_id: int, digests: Sequence[s
             Request.batch_id == batch_id,
             Request.digest.in_(digests),
             Decision.run_id == run_id,
+            Decision.take == 0,
             Decision.status == "done",
             Decision.copied_from_id.is_(None),
         )
@@ -209,6 +205,9 @@ def _claim(
         ClaimedRow(
             decision_id=decision.id,
             variant=decision.variant,
+            batching=decision.batching,
+            comparison_id=decision.comparison_id,
+            side=decision.side,
             priority=decision.priority,
             attempts=decision.attempts,
             crashes=decision.crashes,
@@ -219,6 +218,12 @@ def _claim(
     ]
 
 
+def _is_cancelled() -> ColumnElement[bool]:
+    of_batch = exists().where(Batch.id == Decision.batch_id, Batch.cancel_requested_at.is_not(None))
+    of_comparison = exists().where(Comparison.id == Decision.comparison_id, Comparison.cancel_requested_at.is_not(None))
+    return of_batch | of_comparison
+
+
 def _is_silent(silent_s: float) -> ColumnElement[bool]:
     alive = select(Worker.name).where(
         Worker.heartbeat_at >= now_utc() - timedelta(seconds=silent_s), Worker.state != "failed"
@@ -227,13 +232,12 @@ def _is_silent(silent_s: float) -> ColumnElement[bool]:
 
 
 def _give_back(session: Session, held: ColumnElement[bool], crash: str | None) -> list[WaitingRow]:
-    """End claims: rows of a cancelled batch become cancelled, rows at their last crash fail, the others wait again."""
+    """End claims: rows of what was cancelled become cancelled, rows at their last crash fail, the others wait again."""
     now = now_utc()
     crashes = Decision.crashes + (0 if crash is None else 1)
-    is_cancelled = exists().where(Batch.id == Decision.batch_id, Batch.cancel_requested_at.is_not(None))
     error = [{"loc": [], "msg": f"Tried {MAX_CRASHES} times, the last time {crash}.", "type": "worker_crash"}]
     outcomes: list[tuple[list[ColumnElement[bool]], dict[str, Any]]] = [
-        ([is_cancelled], {"status": "cancelled", "finished_at": now}),
+        ([_is_cancelled()], {"status": "cancelled", "finished_at": now}),
         ([crashes >= MAX_CRASHES], {"status": "failed", "finished_at": now, "error": error}),
         ([], {"status": "queued"}),
     ]

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from db.models import Batch, Decision, Request
-from db.views import HistoryItem, HistoryKind
+from db.views import INNER_SOURCES, HistoryItem, HistoryKind
 
 
 def list_history(
@@ -45,7 +45,7 @@ def _decisions(session: Session, text: str, limit: int, before: datetime | None)
     found: dict[int, list[Any]] = {request.id: [] for request in requests}
     for row in session.execute(
         select(Decision.request_id, Decision.variant, Decision.status, Decision.answers)
-        .where(Decision.request_id.in_(found))
+        .where(Decision.request_id.in_(found), Decision.take == 0)
         .order_by(Decision.id)
     ):
         found[row.request_id].append(row)
@@ -64,7 +64,7 @@ def _decisions(session: Session, text: str, limit: int, before: datetime | None)
 
 
 def _batches(session: Session, text: str, limit: int, before: datetime | None) -> list[HistoryItem]:
-    wanted: list[ColumnElement[bool]] = []
+    wanted: list[ColumnElement[bool]] = [Batch.source.not_in(INNER_SOURCES)]
     if text:
         wanted.append(Batch.name.icontains(text, autoescape=True))
     if before is not None:

@@ -29,6 +29,7 @@ def recent_tokens_per_s(session: Session, variant: str) -> float | None:
             Decision.variant == variant,
             Decision.status == "done",
             Decision.priority == PRIORITY_BATCH,
+            Decision.batching == "fast",
             Decision.copied_from_id.is_(None),
             Decision.latency_ms > 0,
         )

@@ -73,7 +73,7 @@ def store_requests(
     source: str,
     batch_id: int | None = None,
 ) -> list[StoredRequest]:
-    """Store requests and a decision per variant; returns their ids in the order of the requests.
+    """Store requests and a decision per variant (there may be none); returns their ids in the order of the requests.
 
     A request with problems gets failed decisions; in a batch whose cancel flag is set the others are cancelled.
     """
@@ -123,9 +123,8 @@ def store_requests(
         for request, request_id in zip(requests, request_ids, strict=True)
         for variant in variants
     ]
-    decision_ids = session.scalars(
-        insert(Decision).returning(Decision.id, sort_by_parameter_order=True), decisions
-    ).all()
+    inserted = insert(Decision).returning(Decision.id, sort_by_parameter_order=True)
+    decision_ids = session.scalars(inserted, decisions).all() if decisions else []
     num = len(variants)
     return [
         StoredRequest(request_id, dict(zip(variants, decision_ids[at * num : (at + 1) * num], strict=True)))
@@ -164,7 +163,9 @@ def get_decisions(session: Session, decision_ids: Sequence[int]) -> list[Decisio
 
 
 def list_decisions(session: Session, request_id: int) -> list[DecisionView]:
-    rows = session.execute(_decisions().where(Decision.request_id == request_id).order_by(Decision.id))
+    """The decisions that were asked for, one per variant; what a comparison computed again is not among them."""
+    wanted = (Decision.request_id == request_id) & (Decision.take == 0)
+    rows = session.execute(_decisions().where(wanted).order_by(Decision.id))
     return [decision_view(decision, run) for decision, run in rows]
 
 

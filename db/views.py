@@ -12,9 +12,17 @@ Json = Any
 DecisionStatus = Literal["queued", "running", "done", "failed", "cancelled"]
 WorkerState = Literal["starting", "idle", "busy", "stopping", "failed"]
 HistoryKind = Literal["decision", "batch"]
+Batching = Literal["fast", "single", "padded"]
+Side = Literal["left", "right", "floor"]
+"""Which run of a comparison a decision belongs to; the floor is the left variant again, in another shape."""
 
 PRIORITY_BATCH = 0
 PRIORITY_SINGLE = 1
+
+SOURCE_COMPARISON = "comparison"
+SOURCE_TOGETHER = "together"
+INNER_SOURCES = (SOURCE_COMPARISON, SOURCE_TOGETHER)
+"""Batches that exist for something else than their own results: the history leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -223,10 +231,16 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class ClaimedRow:
-    """A decision that this worker holds, with the request it needs to answer."""
+    """A decision that this worker holds, with the request it needs to answer.
+
+    A row with a `comparison_id` is computed for that comparison, whatever is known of equal requests.
+    """
 
     decision_id: int
     variant: str
+    batching: Batching
+    comparison_id: int | None
+    side: Side | None
     priority: int
     attempts: int
     crashes: int

@@ -1,7 +1,8 @@
 """What a worker does with the rows that a bell names: claim, decide, save, give back.
 
 Runs in the worker process and imports torch. Knows the engine and the database, not RQ. Between micro-batches it saves,
-looks whether the batch was cancelled or the worker shall stop, and answers single requests that wait.
+looks whether the batch was cancelled or the worker shall stop, and answers single requests that wait. Equal rows of a
+batch are computed once; rows of a comparison always are, each.
 
 What surprises: a forward that raises counts as a crash. The rows go back, to be tried alone, and the worker is broken:
 after a CUDA error nothing in this process can be trusted.
@@ -22,7 +23,7 @@ from clef_core.images import open_image
 from clef_core.schema import Request
 from db import store
 from db.session import Database
-from db.views import PRIORITY_BATCH, PRIORITY_SINGLE, ClaimedRow, NewResult, NewRun
+from db.views import PRIORITY_BATCH, PRIORITY_SINGLE, Batching, ClaimedRow, NewResult, NewRun, Side
 from worker.bell import ROWS_PER_JOB, Bell
 from worker.image_store import ImageStore
 from worker.watchdog import Watchdog
@@ -31,6 +32,16 @@ logger = logging.getLogger(__name__)
 
 MAX_OPEN_PIXELS = 64_000_000
 """Decoded images held at a time, about 200 MB; a row with more of them goes alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What rows have in common that are decided together: one run. Each side of a comparison has a run of its own."""
+
+    variant: str
+    batching: Batching
+    comparison_id: int | None
+    side: Side | None
 
 
 class ForwardCrash(Exception):
@@ -64,7 +75,7 @@ class RowJobs:
         self._bell = bell
         self._stop = stop
         self._watchdog = watchdog
-        self._run_ids: dict[str, int] = {}
+        self._run_ids: dict[_Task, int] = {}
 
     def decide_rows(self, decision_ids: Sequence[int]) -> None:
         """Decide those of the rows that nobody has taken yet; with a single request also others that wait."""
@@ -89,8 +100,8 @@ class RowJobs:
         """Decide claimed rows and give back what remains, whatever happens."""
         crash = None
         try:
-            for variant, of_variant in groupby(sorted(rows, key=lambda row: row.variant), key=lambda row: row.variant):
-                self._decide(variant, list(of_variant), token)
+            for task, of_task in groupby(sorted(rows, key=_order), key=_task_of):
+                self._decide(task, list(of_task), token)
         except ForwardCrash as error:
             self.broken = error
             crash = str(error) if error.token == token else None
@@ -100,12 +111,12 @@ class RowJobs:
                 waiting = store.release_claims(session, token, crash=crash)
             self._bell.ring_for(waiting)
 
-    def _decide(self, variant: str, rows: Sequence[ClaimedRow], token: str) -> None:
-        run_id = self._run_id(variant)
+    def _decide(self, task: _Task, rows: Sequence[ClaimedRow], token: str) -> None:
+        run_id = self._run_id(task)
         firsts, copies = self._copy_twins(rows, run_id, token)
         for group in self._open(firsts, run_id, token):
             records = [record for _, record in group]
-            for finished in self._steps(self._engines[variant], records, token):
+            for finished in self._steps(task, records, token):
                 results = [_result(group[index][0], outcome) for index, outcome in finished]
                 results += [_copy_of(one, other) for one in results for other in copies[one.decision_id]]
                 self._save(token, run_id, results)
@@ -123,7 +134,7 @@ class RowJobs:
         twins: dict[tuple[int | None, str], NewResult] = {}
         digests: defaultdict[int, set[str]] = defaultdict(set)
         for row in rows:
-            if row.request.batch_id is not None:
+            if row.request.batch_id is not None and row.comparison_id is None:
                 digests[row.request.batch_id].add(row.digest)
         with self._database.read() as session:
             for batch_id, of_batch in digests.items():
@@ -175,10 +186,10 @@ class RowJobs:
         return Record(request, images)
 
     def _steps(
-        self, engine: Engine, records: Sequence[Record], token: str
+        self, task: _Task, records: Sequence[Record], token: str
     ) -> Iterator[list[tuple[int, Decision | ClefError]]]:
         """The engine's micro-batches, each under the watchdog."""
-        steps = engine.run(records)
+        steps = self._engines[task.variant].run(records, task.batching)
         while True:
             try:
                 with self._watchdog.limit():
@@ -217,19 +228,33 @@ class RowJobs:
         if rows:
             self._decide_claimed(rows, token)
 
-    def _run_id(self, variant: str) -> int:
-        if variant not in self._run_ids:
-            facts = self._engines[variant].provenance()
-            run = NewRun(variant=variant, **facts)  # type: ignore[arg-type]  # the engine names a run's columns
+    def _run_id(self, task: _Task) -> int:
+        if task not in self._run_ids:
+            facts = self._engines[task.variant].provenance(task.batching)
+            run = NewRun(variant=task.variant, **facts)  # type: ignore[arg-type]  # the engine names a run's columns
+            if task.comparison_id is not None:
+                of = {"comparison_id": task.comparison_id, "side": task.side}
+                run = dataclasses.replace(run, batching=run.batching | of)
             with self._database.write() as session:
-                self._run_ids[variant] = store.ensure_run(session, run)
-        return self._run_ids[variant]
+                self._run_ids[task] = store.ensure_run(session, run)
+        return self._run_ids[task]
+
+
+def _task_of(row: ClaimedRow) -> _Task:
+    return _Task(row.variant, row.batching, row.comparison_id, row.side)
+
+
+def _order(row: ClaimedRow) -> tuple[str, str, int, str]:
+    return (row.variant, row.batching, row.comparison_id or 0, row.side or "")
 
 
 def _kind(row: ClaimedRow) -> tuple[int | None, str]:
-    """Rows of one kind have one answer: equal rows of a batch. A single request is a kind of its own."""
+    """Rows of one kind have one answer: equal rows of a batch. A single request is a kind of its own, and so is a row
+    of a comparison."""
     batch_id = row.request.batch_id
-    return (None, str(row.decision_id)) if batch_id is None else (batch_id, row.digest)
+    if batch_id is None or row.comparison_id is not None:
+        return (None, str(row.decision_id))
+    return (batch_id, row.digest)
 
 
 def _copy_of(result: NewResult, decision_id: int) -> NewResult:
