@@ -43,11 +43,11 @@ from db.store_requests import (
 )
 from db.store_workers import (
     beat,
-    forget_old_workers,
     has_live_worker,
     live_workers,
     mark_worker_failed,
     register_worker,
+    remove_processes,
     remove_worker,
     set_worker_state,
 )
@@ -69,7 +69,6 @@ __all__ = [
     "find_idempotent",
     "find_twins",
     "finish_batches",
-    "forget_old_workers",
     "free_silent_claims",
     "get_batch",
     "get_decision",
@@ -87,6 +86,7 @@ __all__ = [
     "queue_position",
     "register_worker",
     "release_claims",
+    "remove_processes",
     "remove_worker",
     "request_digest",
     "resume_batch",

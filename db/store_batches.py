@@ -56,6 +56,8 @@ def finish_batches(session: Session, batch_ids: Collection[int]) -> None:
     """Mark those of the batches as finished that are stored whole and have no row left to do."""
     if not batch_ids:
         return
+    # Two workers may save the last two rows at once, each blind to the other's; the lock lets the second one see.
+    session.execute(select(Batch.id).where(Batch.id.in_(batch_ids)).order_by(Batch.id).with_for_update())
     unfinished = exists().where(Decision.batch_id == Batch.id, Decision.status.in_(_UNFINISHED))
     session.execute(
         update(Batch)

@@ -20,8 +20,12 @@ _FORGET_AFTER_S = 600.0
 
 
 def register_worker(session: Session, name: str, variants: Sequence[str], *, host: str, pid: int, device: str) -> None:
-    """Write the row of a worker that starts; failed rows of the same host and variants make room for it."""
+    """Write the row of a worker that starts.
+
+    Failed rows of the same host and variants make room for it, and so do rows silent for ten minutes.
+    """
     now = now_utc()
+    session.execute(delete(Worker).where(Worker.heartbeat_at < now - timedelta(seconds=_FORGET_AFTER_S)))
     for failed in session.scalars(select(Worker).where(Worker.host == host, Worker.state == "failed")).all():
         if set(failed.variants) <= set(variants):
             session.delete(failed)
@@ -69,9 +73,9 @@ def remove_worker(session: Session, name: str) -> None:
     session.execute(delete(Worker).where(Worker.name == name))
 
 
-def forget_old_workers(session: Session) -> None:
-    """Remove the rows of workers that have been silent for ten minutes."""
-    session.execute(delete(Worker).where(Worker.heartbeat_at < now_utc() - timedelta(seconds=_FORGET_AFTER_S)))
+def remove_processes(session: Session, host: str, pids: Sequence[int]) -> None:
+    """Remove the rows of processes that ended and shall not come back."""
+    session.execute(delete(Worker).where(Worker.host == host, Worker.pid.in_(pids)))
 
 
 def mark_worker_failed(session: Session, host: str, pid: int, variants: Sequence[str], message: str) -> str:

@@ -1,6 +1,7 @@
 """Claims: who holds a row, and what happens to it when its holder falls silent."""
 
 import multiprocessing
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -110,6 +111,28 @@ def test_a_saved_error_is_a_failed_row_and_the_last_row_finishes_the_batch(sessi
     session.expire_all()
     progress = store.batch_progress(session, batch_id)
     assert (progress.done, progress.failed, progress.is_finished, progress.eta_s) == (1, 1, True, 0.0)
+
+
+def test_two_workers_that_save_the_last_two_rows_at_once_finish_the_batch(database: Database) -> None:
+    with database.write() as session:
+        ids = batch_rows(session, 2)
+        for decision_id in ids:
+            rows = store.claim_rows(session, [decision_id], owner="w", token=f"t{decision_id}")
+        run_id = store.ensure_run(session, RUN)
+
+    def save_second() -> None:
+        with database.write() as session:
+            store.save_results(session, f"t{ids[1]}", run_id, [NewResult(ids[1], answers={})])
+
+    other = threading.Thread(target=save_second)
+    with database.write() as session:
+        store.save_results(session, f"t{ids[0]}", run_id, [NewResult(ids[0], answers={})])
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()  # it waits for this transaction, or it would not see this row as done
+    other.join()
+    with database.read() as session:
+        assert store.batch_progress(session, rows[0].request.batch_id or 0).is_finished
 
 
 def test_released_rows_wait_again_without_a_crash(session: Session) -> None:

@@ -264,6 +264,8 @@ def test_the_bell_knows_which_rows_it_was_rung_for(submitter: Submitter) -> None
     queue.remove(queue.job_ids[-1])
     assert bell.rung_rows("bf16") == {*range(64), 200, 201}
     submitter.redis.flushall()
+    queue.enqueue("os.system", "echo")
+    queue.enqueue("decide_rows")
     assert bell.rung_rows("bf16") == set()
 
 

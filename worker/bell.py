@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 from rq import Queue
+from rq.exceptions import DeserializationError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -93,6 +94,15 @@ class Bell:
         known = {job_id: self._rows_of_job[job_id] for job_id in job_ids if job_id in self._rows_of_job}
         unknown = [job_id for job_id in job_ids if job_id not in known]
         jobs: list[Any] = BellJob.fetch_many(unknown, connection=self._client, serializer=JSONSerializer)
-        known |= {job.id: frozenset(job.args[0]) for job in jobs if job is not None}
+        known |= {job.id: _rows_named(job) for job in jobs if job is not None}
         self._rows_of_job = known
         return set().union(*known.values())
+
+
+def _rows_named(job: Any) -> frozenset[int]:
+    """The rows of a job; none where somebody else wrote the job."""
+    try:
+        rows = job.args[0] if job.args else []
+    except DeserializationError:
+        return frozenset()
+    return frozenset(row for row in rows if isinstance(row, int)) if isinstance(rows, list) else frozenset()

@@ -40,7 +40,7 @@ from worker.bell import HANDLER, Bell, BellJob, Handler, queue_of
 from worker.image_store import ImageStore
 from worker.redis_server import RedisHandle, open_redis
 from worker.settings import Settings
-from worker.sweep import SWEEP_EVERY_S, Sweeper
+from worker.sweep import Sweeper
 from worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -110,12 +110,18 @@ def serve(settings: Settings, variants: Sequence[str], load_engine: LoadEngine =
     with closing(Database(settings.database_url)) as database, open_redis(settings) as handle:
         presence = Presence(database, variants, settings.device)
         sweeper = Sweeper(database, handle.client, list(settings.variants))
-        heart = Heart(presence, sweeper, handle)
+        stop = threading.Event()
+        heart = Heart(presence, sweeper, handle, stop)
         watchdog.start()
         heart.start()
         try:
+            from worker.jobs import RowJobs
+
             engines = _load_engines(settings, variants, load_engine, presence)
-            _listen(settings, engines, presence, heart, watchdog, database, handle)
+            images = ImageStore(settings.images_url)
+            bell = Bell(handle.client)
+            jobs = RowJobs(presence.name, engines, database, images, bell, stop=stop, watchdog=watchdog)
+            _listen(handle, jobs, heart, list(engines), stop)
             presence.leave()
         finally:
             heart.stop()
@@ -144,26 +150,14 @@ def _facts(engine: "Engine") -> dict[str, Any]:
 
 
 def _listen(
-    settings: Settings,
-    engines: "dict[str, Engine]",
-    presence: "Presence",
-    heart: "Heart",
-    watchdog: Watchdog,
-    database: Database,
-    handle: RedisHandle,
+    handle: RedisHandle, jobs: "RowJobs", heart: "Heart", variants: Sequence[str], stop: threading.Event
 ) -> None:
     """Enter RQ's loop, and enter it again when Redis was away, until asked to stop."""
-    from worker.jobs import RowJobs
-
-    stop = threading.Event()
-    images = ImageStore(settings.images_url)
-    jobs = RowJobs(presence.name, engines, database, images, Bell(handle.client), stop=stop, watchdog=watchdog)
     heart.jobs = jobs
     while not stop.is_set():
         try:
-            worker = ClefWorker(presence.name, handle.client, jobs, list(engines), stop)
-            heart.worker = worker
-            worker.work(logging_level="WARNING")
+            heart.worker = ClefWorker(handle.client, jobs, variants, stop)
+            heart.worker.work(logging_level="WARNING")
         except redis.RedisError as error:
             logger.warning("Redis is away: %s", error)
         except StopRequested:
@@ -183,9 +177,7 @@ class ClefWorker(SimpleWorker):  # type: ignore[misc]  # rq is read without its 
     max_connection_wait_time = 2.0
     log_result_lifespan = False
 
-    def __init__(
-        self, name: str, client: redis.Redis, jobs: "RowJobs", variants: Sequence[str], stop: threading.Event
-    ) -> None:
+    def __init__(self, client: redis.Redis, jobs: "RowJobs", variants: Sequence[str], stop: threading.Event) -> None:
         handlers: dict[str, Handler] = {HANDLER: jobs.decide_rows}
         self._jobs = jobs
         self._stop = stop
@@ -193,7 +185,7 @@ class ClefWorker(SimpleWorker):  # type: ignore[misc]  # rq is read without its 
         self._current: tuple[Job, Execution] | None = None
         super().__init__(
             [queue_of(client, variant) for variant in variants],
-            name=f"{name}-{uuid.uuid4().hex[:6]}",
+            name=f"{jobs.name}-{uuid.uuid4().hex[:6]}",
             connection=client,
             serializer=JSONSerializer,
             job_class=type("OwnJob", (BellJob,), {"handlers": handlers}),
@@ -268,10 +260,10 @@ class Presence:
             self._releases = self._releases if releases is None else releases
         self.beat()
 
-    def beat(self, *, is_busy: bool = False) -> None:
-        """Write the row; one that was removed in a long silence is written anew."""
+    def beat(self, now: WorkerState | None = None) -> None:
+        """Write the row, with a passing state or the last one set; one removed in a long silence is written anew."""
         with self._lock, self._database.write() as session:
-            state: WorkerState = "busy" if is_busy and self._state == "idle" else self._state
+            state = now or self._state
             write = partial(
                 store.set_worker_state,
                 session,
@@ -294,14 +286,15 @@ class Presence:
 
 
 class Heart:
-    """A thread with a sign of life every five seconds, and a sweep every ten while the worker is idle."""
+    """A thread with a sign of life every five seconds, and a sweep while the worker is idle."""
 
-    def __init__(self, presence: Presence, sweeper: Sweeper, handle: RedisHandle) -> None:
+    def __init__(self, presence: Presence, sweeper: Sweeper, handle: RedisHandle, stop: threading.Event) -> None:
         self.jobs: RowJobs | None = None
         self.worker: ClefWorker | None = None
         self._presence = presence
         self._sweeper = sweeper
         self._handle = handle
+        self._stop_requested = stop
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
 
@@ -313,19 +306,19 @@ class Heart:
         self._thread.join()
 
     def _beat(self) -> None:
-        last_sweep = time.monotonic()
         while not self._stopped.wait(HEARTBEAT_S):
             is_busy = self.jobs is not None and self.jobs.is_busy
             try:
-                self._presence.beat(is_busy=is_busy)
+                self._presence.beat("stopping" if self._stop_requested.is_set() else "busy" if is_busy else None)
+                self._handle.revive()
                 if self.worker is not None:
                     self.worker.keep_alive()
-                if not is_busy and time.monotonic() - last_sweep >= SWEEP_EVERY_S:
-                    last_sweep = time.monotonic()
-                    self._handle.revive()
+                if not is_busy:
                     self._sweeper.sweep()
             except (SQLAlchemyError, redis.RedisError, SettingsError) as error:
                 logger.warning("a heartbeat was missed: %s", error)
+            except Exception:  # a worker whose heart stopped would lose every row it works on
+                logger.exception("a heartbeat was missed")
 
 
 def _terminate() -> None:

@@ -104,6 +104,8 @@ class Supervisor:
                     self._sweeper.sweep()
             except (SQLAlchemyError, redis.RedisError, SettingsError, OSError) as error:
                 logger.warning("supervisor: %s", error)
+            except Exception:  # the workers would be left alone if this thread ended
+                logger.exception("supervisor: this should not happen")
 
     def _look_after(self, child: _Child, now: float) -> bool:
         """Start the child if it is due; True if it has just ended."""
@@ -154,6 +156,7 @@ class Supervisor:
 
     def _end_children(self) -> None:
         processes = [child.process for child in self._children if child.process is not None]
+        names = [child.failed_row for child in self._children if child.process is None and child.failed_row]
         for process in processes:
             process.terminate()
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -164,3 +167,7 @@ class Supervisor:
                 logger.warning("worker %d does not end: killing it", process.pid)
                 process.kill()
                 process.wait()
+        with self._database.write() as session:
+            store.remove_processes(session, socket.gethostname(), [process.pid for process in processes])
+            for name in names:
+                store.remove_worker(session, name)
