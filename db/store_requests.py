@@ -217,13 +217,13 @@ def decision_view(decision: Decision, run: Run | None) -> DecisionView:
         truncated_tokens=decision.truncated_tokens,
         latency_ms=decision.latency_ms,
         error=decision.error,
-        run=None if run is None else _run_view(run),
+        run=None if run is None else run_view(run),
         created_at=decision.created_at,
         finished_at=decision.finished_at,
     )
 
 
-def _run_view(run: Run) -> RunView:
+def run_view(run: Run) -> RunView:
     return RunView(
         id=run.id,
         variant=run.variant,
