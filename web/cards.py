@@ -69,12 +69,14 @@ def collect(cards: Sequence[Card], values: Sequence[Any]) -> Cards:
     )
 
 
-def draw_cards(cards: Cards, state: gr.State) -> list[DrawnCard]:
+def draw_cards(cards: Cards, state: gr.State, unfolded: frozenset[int], unfolded_state: gr.State) -> list[DrawnCard]:
     """Draw a form per card and wire what changes the list; call it inside `gr.render`.
 
     Args:
         cards: as they are now; all fields of a uid seen before keep what the browser holds.
         state: where the list of cards lives.
+        unfolded: uids of the cards that are open; Gradio forgets it from one drawing to the next.
+        unfolded_state: where these uids live.
     """
     if not cards:
         panel('<p class="hint">No question yet. Add one, or take an example above.</p>')
@@ -83,9 +85,9 @@ def draw_cards(cards: Cards, state: gr.State) -> list[DrawnCard]:
     for place, card in enumerate(cards):
         with gr.Accordion(
             summarize(card),
-            open=not card.id,
+            open=card.uid in unfolded or not card.id,
             key=("frame", card.uid),
-            preserved_by_key=["open", "label"],
+            preserved_by_key=["label"],
             elem_classes=["card"],
             elem_id=f"card-{place}",
         ) as frame:
@@ -100,6 +102,7 @@ def draw_cards(cards: Cards, state: gr.State) -> list[DrawnCard]:
                         elem_classes=[f"do-{words.split()[-1].lower()}"],
                     )
                     buttons.append((button, change))
+        _wire_folding(frame, card.uid, unfolded_state)
     add = gr.Button("+ Add a question", size="md", elem_id="add-question", elem_classes=["quiet"])
     fields = [field for card in drawn for field in card.fields]
     add.click(lambda *values: (*collect(cards, values), new_card()), fields, state, **QUEUED)
@@ -160,6 +163,11 @@ def _draw_fields(card: Card, place: int, frame: gr.Accordion) -> DrawnCard:
 
     gr.on([id.blur, type.input, options.blur], retitle, [id, type, options], [frame, options], **QUIET)
     return DrawnCard(frame, id, type, instructions, options, problems)
+
+
+def _wire_folding(frame: gr.Accordion, uid: int, unfolded: gr.State) -> None:
+    frame.expand(lambda uids: uids | {uid}, unfolded, unfolded, **QUIET)
+    frame.collapse(lambda uids: uids - {uid}, unfolded, unfolded, **QUIET)
 
 
 def _wire_change(

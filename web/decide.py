@@ -32,7 +32,7 @@ from web.draft import (
     whole_request,
 )
 from web.examples import decide_examples
-from web.frame import QUEUED, QUIET, draw_frame, panel, problems_html, remembered_questions, variants_radio
+from web.frame import QUEUED, QUIET, draw_frame, error_html, panel, problems_html, remembered_questions, variants_radio
 from web.meter import meter_html
 from web.results import EMPTY, Snapshot, load_snapshot, responses, results_html, variant_order
 from web.uploads import publish_image
@@ -187,6 +187,7 @@ class DecideScreen:
         )
         self.image_problems = panel(elem_id="image-problems")
         cards = gr.State(first.cards)
+        unfolded: gr.State = gr.State(frozenset())
         view = gr.State("form")
         with gr.Tabs(elem_id="questions", elem_classes=["questions"]):
             with gr.Tab("Questions", id="form") as form_tab:
@@ -205,11 +206,12 @@ class DecideScreen:
         self.form = Form(state, read_as, images, truncate, cards, json_view, view)
         with slot:
 
-            def draw(cards_now: Cards) -> None:
-                self.wire_form(cards_now, draw_cards(cards_now, cards), form_tab, json_tab)
+            def draw(cards_now: Cards, unfolded_now: frozenset[int]) -> None:
+                drawn = draw_cards(cards_now, cards, unfolded_now, unfolded)
+                self.wire_form(cards_now, drawn, form_tab, json_tab)
 
             triggers = [self.page.load, cards.change]
-            gr.render(inputs=[cards], triggers=triggers, show_progress="hidden", queue=False)(draw)
+            gr.render(inputs=[cards, unfolded], triggers=triggers, show_progress="hidden", queue=False)(draw)
 
     def draw_outputs(self) -> None:
         with gr.Row(elem_classes=["decide-bar"]):
@@ -322,9 +324,8 @@ class DecideScreen:
         self.page.load(
             self.restore,
             None,
-            [*self.form.filled, self.request_id, *self.shown],
-            api_visibility="private",
-            show_progress="hidden",
+            [*self.form.filled, self.request_id, self.general_problems],
+            **QUEUED,
         )
 
     @property
@@ -421,15 +422,15 @@ class DecideScreen:
         return [gr.Timer(active=not snapshot.is_finished), *self.show(snapshot)]
 
     def restore(self, http: gr.Request) -> list[Any]:
-        """At page load: the request that the address names, in the form and on the right."""
+        """At page load: the request that the address names; setting its id shows its answers."""
         asked = http.query_params.get("request", "")
+        unchanged: list[Any] = [gr.skip()] * len(self.form.filled)
         if not asked:
-            return [gr.skip()] * (len(self.form.filled) + 1 + len(self.shown))
+            return [*unchanged, "", ""]
         snapshot = load_snapshot(self.submitter, int(asked)) if asked.isdecimal() and len(asked) < 19 else None
         if snapshot is None:
-            missing = problems_html([Problem((), f"There is no decision {asked[:20]!r} here.", "not_found")])
-            return [gr.skip()] * len(self.form.filled) + ["", missing, *self.show_nothing()[1:]]
-        return [*show_filled(self.fill_stored(snapshot.request)), asked, *self.show(snapshot)]
+            return [*unchanged, "", error_html(f"There is no decision {asked[:20]!r} here.")]
+        return [*show_filled(self.fill_stored(snapshot.request)), asked, ""]
 
     def fill_stored(self, request: RequestView) -> Filled:
         body = {"model": request.asked_model, "state": request.state or "", "questions": request.questions}

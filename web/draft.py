@@ -119,6 +119,9 @@ def submission_of(draft: Draft, model: str) -> Submission:
         raise DraftError(problems, by_card) from error
     try:
         body["images"] = [_data_url(image) for image in read_images(draft.images)]
+    except RequestError as error:
+        problems += error.problems
+    try:
         submission = parse_request(body)
     except RequestError as error:
         problems += error.problems

@@ -1,0 +1,174 @@
+"""A running app and a Chromium that looks at it. The app is started once, as a person would start it."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect, sync_playwright
+
+PROJECT = Path(__file__).parents[2]
+START_TIMEOUT_S = 120
+ANSWER_TIMEOUT_MS = 60_000
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+
+
+expect.set_options(timeout=30_000)  # a busy machine of two cores takes its time
+
+
+@dataclass
+class Watched:
+    """What a page did that a person would not see."""
+
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def attach(self, page: Page) -> None:
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `python app.py` with the small releases that ship, on an empty data folder."""
+    folder = tmp_path_factory.mktemp("app")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = {"CLEF_DATA_DIR": str(folder / "data"), "CLEF_PORT": str(port), "OMP_WAIT_POLICY": "PASSIVE"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CLEF_", "GRADIO_"))}
+    for name in ("REDIS_URL", "DATABASE_URL"):
+        inherited.pop(name, None)
+    with (folder / "log").open("w") as log:
+        app = subprocess.Popen([sys.executable, "app.py"], cwd=PROJECT, env=inherited | own, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_ready(app, url, folder / "log")
+        yield url
+    finally:
+        app.send_signal(signal.SIGINT)
+        try:
+            app.wait(30)
+        except subprocess.TimeoutExpired:
+            app.kill()
+            app.wait()
+
+
+def _wait_until_ready(app: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if app.poll() is not None:
+            pytest.fail(f"the app ended with {app.returncode}:\n{log.read_text()[-3000:]}")
+        try:
+            with urlopen(f"{url}/healthz", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    pytest.fail(f"the app was not ready in {START_TIMEOUT_S} s:\n{log.read_text()[-3000:]}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium is installed (make test installs it where apt may)")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser without memory: no local storage of another test."""
+    fresh = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
+    yield fresh
+    fresh.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, app_url: str) -> Iterator[Page]:
+    """A tab. Whatever a test does in it: no error in the console, no request to another machine."""
+    tab = context.new_page()
+    tab.set_default_timeout(30_000)
+    watched = Watched()
+    watched.attach(tab)
+    yield tab
+    foreign = [url for url in watched.requests if not url.startswith((app_url, "data:", "blob:"))]
+    assert foreign == [], "the page asked another machine"
+    assert watched.errors == []
+
+
+@pytest.fixture
+def decide(page: Page, app_url: str) -> Page:
+    """The Decide screen, ready to be used."""
+    open_decide(page, app_url)
+    return page
+
+
+@pytest.fixture
+def batch(page: Page, app_url: str) -> Page:
+    """The Batch screen, ready to be used."""
+    open_batch(page, f"{app_url}/batch")
+    return page
+
+
+def open_decide(page: Page, url: str) -> None:
+    page.goto(url, wait_until="domcontentloaded")
+    expect(page.locator("#card-0")).to_be_visible()
+    expect(page.locator("#meter .tokens")).to_contain_text("16,384")
+
+
+def open_batch(page: Page, url: str) -> None:
+    page.goto(url, wait_until="domcontentloaded")
+    expect(page.locator("#workers .chip").first).to_be_visible()
+
+
+def unfold(page: Page, number: int) -> None:
+    """Open a question card, if it is folded."""
+    head = page.locator(f"#card-{number} > button")
+    if "open" not in (head.get_attribute("class") or ""):
+        head.click()
+    expect(page.locator(f"#card-{number} .f-id textarea, #card-{number} .f-id input").first).to_be_visible()
+
+
+def field_of(page: Page, number: int, name: str) -> Locator:
+    """A text field of a card: `id`, `instructions` or `options`."""
+    return page.locator(f"#card-{number} .f-{name} :is(input, textarea)").first
+
+
+def press_decide(page: Page) -> None:
+    """Decide and wait for all answers."""
+    page.locator("#decide").click()
+    expect(page.locator("#results .answers")).to_be_visible(timeout=ANSWER_TIMEOUT_MS)
+    expect(page.locator("#results .pending")).to_have_count(0, timeout=ANSWER_TIMEOUT_MS)
