@@ -271,7 +271,9 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def headline(summary: Summary, left: str, right: str, *, num_questions: int) -> str:
+def headline(
+    summary: Summary, left: str, right: str, *, num_questions: int, floor_shape: str = "in another batch shape"
+) -> str:
     """The result in one sentence of plain words."""
     agreement = summary.divergence.agreement
     what = "records" if num_questions == 1 else "answers"
@@ -284,4 +286,4 @@ def headline(summary: Summary, left: str, right: str, *, num_questions: int) -> 
     verdict = (
         "the difference is within the noise" if summary.is_within_floor else "the difference is larger than the noise"
     )
-    return f"{text}; {left} against itself in another batch shape: {summary.floor.agreement.share:.1%}, so {verdict}."
+    return f"{text}; {left} against itself {floor_shape}: {summary.floor.agreement.share:.1%}, so {verdict}."

@@ -1,4 +1,4 @@
-"""The sweeper: frees rows of workers that fell silent, and rings for every waiting row that has no bell.
+"""The sweeper: frees rows of silent workers, rings for rows without a bell, summarises comparisons nobody waits for.
 
 Runs in the supervisor and in each idle worker. Several at once do no harm: a bell too many is answered with nothing.
 """
@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import store
 from db.session import Database
+from db.store_comparisons import comparisons_to_finish
 from worker.bell import Bell
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,9 @@ SWEEP_EVERY_S = 5.0
 
 MAX_ROWS_PER_SWEEP = 5000
 """Rows looked at per variant; those behind them have their turn when these are done."""
+
+SUMMARY_BUDGET_S = 2.0
+"""For comparisons, per sweep: a worker's sign of life waits meanwhile. A large one takes several sweeps."""
 
 
 class Sweeper:
@@ -35,6 +39,7 @@ class Sweeper:
             self._free_silent_claims()
             for variant, bell in self._bells.items():
                 self._ring_missing(variant, bell)
+            self._summarise_comparisons()
         except (SQLAlchemyError, redis.RedisError) as error:
             logger.warning("a sweep was broken off: %s", error)
 
@@ -57,3 +62,11 @@ class Sweeper:
         if missing:
             logger.info("%s: ringing for %d rows without a bell", variant, len(missing))
             bell.ring_for(missing)
+
+    def _summarise_comparisons(self) -> None:
+        with self._database.read() as session:
+            if not comparisons_to_finish(session):
+                return
+        from worker.comparison_summary import summarise_waiting  # loads scipy, which most workers never need
+
+        summarise_waiting(self._database, SUMMARY_BUDGET_S)
