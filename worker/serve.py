@@ -10,13 +10,11 @@ and go while the models stay in memory, because RQ's loop is entered anew.
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +26,14 @@ from rq.job import Job
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
-from sqlalchemy.exc import SQLAlchemyError
 
 import db
 from clef_core.errors import EngineError, SettingsError
 from clef_core.release import resolve_release
-from db import store
 from db.session import Database
-from db.views import WorkerState
 from worker.bell import HANDLER, Bell, BellJob, Handler, queue_of
 from worker.image_store import ImageStore
+from worker.presence import Heart, Presence
 from worker.redis_server import RedisHandle, open_redis
 from worker.settings import Settings
 from worker.sweep import Sweeper
@@ -49,7 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 5.0
 JOB_TTL_S = 15
 WORKER_TTL_S = 30
 RECONNECT_S = 0.5
@@ -129,7 +124,7 @@ def serve(settings: Settings, variants: Sequence[str], load_engine: LoadEngine =
 
 
 def _load_engines(
-    settings: Settings, variants: Sequence[str], load_engine: LoadEngine, presence: "Presence"
+    settings: Settings, variants: Sequence[str], load_engine: LoadEngine, presence: Presence
 ) -> dict[str, "Engine"]:
     try:
         engines = {variant: load_engine(settings, variant) for variant in variants}
@@ -149,26 +144,24 @@ def _facts(engine: "Engine") -> dict[str, Any]:
     return facts | {"source": str(files.path), "weight_bytes": files.weight_bytes}
 
 
-def _listen(
-    handle: RedisHandle, jobs: "RowJobs", heart: "Heart", variants: Sequence[str], stop: threading.Event
-) -> None:
+def _listen(handle: RedisHandle, jobs: "RowJobs", heart: Heart, variants: Sequence[str], stop: threading.Event) -> None:
     """Enter RQ's loop, and enter it again when Redis was away, until asked to stop."""
-    heart.jobs = jobs
-    while not stop.is_set():
-        try:
-            heart.worker = ClefWorker(handle.client, jobs, variants, stop)
-            heart.worker.work(logging_level="WARNING")
-        except redis.RedisError as error:
-            logger.warning("Redis is away: %s", error)
-        except StopRequested:
-            stop.set()
-        finally:
-            heart.worker = None
-        if jobs.broken is not None:
-            raise EngineError(f"a forward crashed, so this worker ends: {jobs.broken}") from jobs.broken
-        if not stop.is_set():
-            time.sleep(RECONNECT_S)
-            handle.revive()
+    heart.is_busy = lambda: jobs.is_busy
+    try:
+        while not stop.is_set():
+            try:
+                handle.revive()
+                worker = ClefWorker(handle.client, jobs, variants, stop)
+                heart.keep_job_alive = worker.keep_alive
+                worker.work(logging_level="WARNING")
+            except (redis.RedisError, SettingsError) as error:
+                logger.warning("Redis is away: %s", error)
+            if jobs.broken is not None:
+                raise EngineError(f"a forward crashed, so this worker ends: {jobs.broken}") from jobs.broken
+            if not stop.is_set():
+                time.sleep(RECONNECT_S)
+    except StopRequested:  # a signal between two loops
+        logger.info("stopped")
 
 
 class ClefWorker(SimpleWorker):  # type: ignore[misc]  # rq is read without its types
@@ -228,97 +221,6 @@ class ClefWorker(SimpleWorker):  # type: ignore[misc]  # rq is read without its 
 
     def unsubscribe(self) -> None:
         """Nothing was subscribed."""
-
-
-class Presence:
-    """The worker's row in the database. Safe to use from two threads."""
-
-    def __init__(self, database: Database, variants: Sequence[str], device: str) -> None:
-        host = socket.gethostname()
-        self.name = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        self._database = database
-        self._variants = tuple(variants)
-        self._host = host
-        self._device = device
-        self._state: WorkerState = "starting"
-        self._message: str | None = None
-        self._releases: dict[str, dict[str, Any]] = {}
-        self._lock = threading.Lock()
-        with database.write() as session:
-            self._register(session)
-
-    def set(
-        self,
-        state: WorkerState,
-        *,
-        message: str | None = None,
-        device: str | None = None,
-        releases: dict[str, dict[str, Any]] | None = None,
-    ) -> None:
-        with self._lock:
-            self._state, self._message, self._device = state, message, device or self._device
-            self._releases = self._releases if releases is None else releases
-        self.beat()
-
-    def beat(self, now: WorkerState | None = None) -> None:
-        """Write the row, with a passing state or the last one set; one removed in a long silence is written anew."""
-        with self._lock, self._database.write() as session:
-            state = now or self._state
-            write = partial(
-                store.set_worker_state,
-                session,
-                self.name,
-                state,
-                message=self._message,
-                device=self._device,
-                releases=self._releases,
-            )
-            if not write():
-                self._register(session)
-                write()
-
-    def leave(self) -> None:
-        with self._lock, self._database.write() as session:
-            store.remove_worker(session, self.name)
-
-    def _register(self, session: Any) -> None:
-        store.register_worker(session, self.name, self._variants, host=self._host, pid=os.getpid(), device=self._device)
-
-
-class Heart:
-    """A thread with a sign of life every five seconds, and a sweep while the worker is idle."""
-
-    def __init__(self, presence: Presence, sweeper: Sweeper, handle: RedisHandle, stop: threading.Event) -> None:
-        self.jobs: RowJobs | None = None
-        self.worker: ClefWorker | None = None
-        self._presence = presence
-        self._sweeper = sweeper
-        self._handle = handle
-        self._stop_requested = stop
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        while not self._stopped.wait(HEARTBEAT_S):
-            is_busy = self.jobs is not None and self.jobs.is_busy
-            try:
-                self._presence.beat("stopping" if self._stop_requested.is_set() else "busy" if is_busy else None)
-                self._handle.revive()
-                if self.worker is not None:
-                    self.worker.keep_alive()
-                if not is_busy:
-                    self._sweeper.sweep()
-            except (SQLAlchemyError, redis.RedisError, SettingsError) as error:
-                logger.warning("a heartbeat was missed: %s", error)
-            except Exception:  # a worker whose heart stopped would lose every row it works on
-                logger.exception("a heartbeat was missed")
 
 
 def _terminate() -> None:
