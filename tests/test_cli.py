@@ -401,6 +401,26 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(cli, tmp_path):
     assert {state: times_after[state] for state in times_before} == times_before
 
 
+def test_a_batch_whose_storing_was_killed_is_stored_anew(tmp_path):
+    cli = Cli(tmp_path / "data")
+    table = write(tmp_path / "t.csv", "state\n" + "one more message\n" * 60_000)
+    arguments = ["batch", table, "-q", EXAMPLES / "questions.json"]
+    process = cli.start(*arguments)
+    while not (batches := cli("status", "--json").json["batches"]) or batches[0]["num_rows"] == 0:
+        assert process.poll() is None, process.communicate()
+    cli(*arguments).assert_bad_input("stores these rows just now", str(process.pid))
+    process.kill()
+    process.communicate()
+    process = cli.start(*arguments)
+    while len(batches := cli("status", "--json").json["batches"]) < 2:
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIMEOUT_S)
+    new, old = cli("status", "--json").json["batches"]
+    assert old["is_cancelled"]
+    assert new["is_cancelled"]
+
+
 def finish_times(cli: Cli, batch_id: int) -> dict[str, str]:
     """When each row that is done was computed."""
     lines = cli("export", str(batch_id), "--format", "jevl").stdout.splitlines()

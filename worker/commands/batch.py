@@ -70,25 +70,26 @@ def batch(
     from worker.commands.batch_input import ColumnOptions, read_input
     from worker.commands.batch_run import find_or_submit, run_to_end, show_plan
     from worker.commands.connect import chosen_variants, open_submitter
+    from worker.commands.interrupt import deferred_interrupt
     from worker.tables import export_batch
 
     if (file is None) == (resume is None):
         fail("give a FILE, or --resume with the number of a batch")
-    with open_submitter() as submitter:
+    with open_submitter() as submitter, deferred_interrupt() as interrupt:
         if file is not None:
             variants = chosen_variants(submitter.settings, variant or [], both=both)
             columns = ColumnOptions(state_column or [], id_column, image_column, label_column or [])
             format_name = format_of(output, format, "jsonl" if file.suffix.lower() in (".jsonl", ".ndjson") else "csv")
             with read_input(file, questions, images_zip, columns, submitter.settings, variants, format_name) as found:
                 if dry_run:
-                    raise typer.Exit(show_plan(submitter, found, sys.stdout.isatty()))
+                    raise typer.Exit(show_plan(submitter, found, interrupt, is_terminal=sys.stdout.isatty()))
                 _check_output(output, file, questions, images_zip)
-                batch_id = find_or_submit(submitter, found, fresh=fresh)
+                batch_id = find_or_submit(submitter, found, interrupt, fresh=fresh)
         else:
             assert resume is not None
             batch_id = resume
             format_name = format_of(output, format, "csv")
-        run_to_end(submitter, batch_id)
+        run_to_end(submitter, batch_id, interrupt)
         with open_output(output) as out:
             written = export_batch(
                 submitter.database, batch_id, format_name, out, confidence=submitter.settings.confidence

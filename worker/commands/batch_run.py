@@ -7,7 +7,10 @@ was broken off has too few rows; it is cancelled and stored anew.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 
@@ -20,24 +23,26 @@ from clef_core.tokens import PromptTokenizer
 from db import store
 from db.views import BatchProgress, BatchView
 from worker.commands.batch_input import BatchInput
+from worker.commands.interrupt import Interrupt
 from worker.commands.terminal import ALL_ANSWERED, INTERRUPTED, SOME_FAILED, say, stderr
 from worker.commands.workers import Workers
 from worker.progress import describe_duration, describe_progress, rows_done, tokens_per_s, watch
-from worker.submit import Submitter
+from worker.submit import BatchRow, Submitter
 from worker.tables import Plan, TableError, plan
 
 FINGERPRINT = "fingerprint"
+STORED_BY = "stored_by"  # host and process id, to tell a batch that is being stored from one that was broken off
 MAX_CANDIDATES = 200  # batches of the same file name that are looked at, newest first
 CHECK_WORKERS_S = 2.0
 LAST_ROWS_S = 10.0  # how long rows in the work of other people's workers are waited for after Ctrl-C
 PLAIN_LINE_EVERY_S = 10.0  # where stderr is no terminal
 
 
-def show_plan(submitter: Submitter, found: BatchInput, is_terminal: bool) -> int:
+def show_plan(submitter: Submitter, found: BatchInput, interrupt: Interrupt, *, is_terminal: bool) -> int:
     """Print what a run would do (JSON unless to a terminal); returns the exit code."""
     release = resolve_release(submitter.settings.variants[found.variants[0]])
     result = plan(
-        found.rows(),
+        _until_interrupted(found.rows(), interrupt),
         PromptTokenizer.from_release(release),
         max_tokens=submitter.settings.max_tokens,
         tokens_per_s=tokens_per_s(submitter.database, found.variants),
@@ -65,18 +70,18 @@ def _describe_plan(result: Plan, found: BatchInput) -> str:
     return "\n".join(lines)
 
 
-def find_or_submit(submitter: Submitter, found: BatchInput, *, fresh: bool) -> int:
+def find_or_submit(submitter: Submitter, found: BatchInput, interrupt: Interrupt, *, fresh: bool) -> int:
     """The batch that the same command stored before, else a new one; returns its id."""
     if not fresh:
         known = _find(submitter, found)
         if known is not None:
             return known
-    mapping = found.mapping.to_json() | {FINGERPRINT: found.fingerprint}
+    mapping = found.mapping.to_json() | {FINGERPRINT: found.fingerprint, STORED_BY: [socket.gethostname(), os.getpid()]}
     with stderr().status("storing the rows", spinner="dots"):
         return submitter.submit_batch(
             found.table.path.name,
             dict(found.questions),
-            found.rows(),
+            _until_interrupted(found.rows(), interrupt),
             found.variants,
             source="cli",
             columns=found.table.columns,
@@ -84,21 +89,49 @@ def find_or_submit(submitter: Submitter, found: BatchInput, *, fresh: bool) -> i
         )
 
 
+def _until_interrupted(rows: Iterable[BatchRow], interrupt: Interrupt) -> Iterator[BatchRow]:
+    for row in rows:
+        interrupt.check()
+        yield row
+
+
 def _find(submitter: Submitter, found: BatchInput) -> int | None:
+    """The newest batch of this input that is stored whole; one whose storing was broken off is cancelled.
+
+    Raises:
+        TableError: the same command is storing it at this moment.
+    """
     with submitter.database.read() as session:
         items = store.list_history(session, kind="batch", text=found.table.path.name, limit=MAX_CANDIDATES)
         batches = [batch for item in items if (batch := store.get_batch(session, item.id)) is not None]
     for batch in batches:
         if batch.mapping.get(FINGERPRINT) != found.fingerprint:
             continue
-        if batch.num_rows == found.table.num_rows and batch.stored_at is not None:
-            return batch.id
-        if batch.finished_at is None:
+        if batch.stored_at is None:
+            _refuse_if_being_stored(batch)
             submitter.cancel_batch(batch.id)
+        elif batch.num_rows == found.table.num_rows:
+            return batch.id
     return None
 
 
-def run_to_end(submitter: Submitter, batch_id: int) -> None:
+def _refuse_if_being_stored(batch: BatchView) -> None:
+    host, pid = batch.mapping[STORED_BY]
+    if host != socket.gethostname() or _runs(pid):
+        raise TableError(f"the same command stores these rows just now (process {pid} on {host}); wait, or use --fresh")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def run_to_end(submitter: Submitter, batch_id: int, interrupt: Interrupt) -> None:
     """Wait until every row of the batch is answered or failed, with workers for it.
 
     Raises:
@@ -118,9 +151,9 @@ def run_to_end(submitter: Submitter, batch_id: int) -> None:
     if rows_done(before):
         say(f"batch {batch_id} goes on: {rows_done(before):,} of {before.num_rows:,} rows are done already")
     try:
-        with Workers(submitter, batch.variants) as workers:
+        with Workers(submitter, batch.variants, interrupt) as workers:
             try:
-                _watch(submitter, batch, workers)
+                _watch(submitter, batch, workers, interrupt)
             except KeyboardInterrupt:
                 say("stopping, the rows in work are kept ...")
                 submitter.cancel_batch(batch_id)
@@ -130,13 +163,14 @@ def run_to_end(submitter: Submitter, batch_id: int) -> None:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _watch(submitter: Submitter, batch: BatchView, workers: Workers) -> None:
+def _watch(submitter: Submitter, batch: BatchView, workers: Workers, interrupt: Interrupt) -> None:
     console = stderr()
     next_check = next_line = time.monotonic() + CHECK_WORKERS_S
     bar = _progress_bar()
     with bar if console.is_terminal else nullcontext():
         task = bar.add_task(batch.name, total=batch.num_rows, rate="")
         for progress in watch(submitter.database, batch.id):
+            interrupt.check()
             bar.update(task, completed=rows_done(progress), rate=_rate(progress))
             now = time.monotonic()
             if now >= next_check:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +15,10 @@ from worker.commands.terminal import SOME_FAILED, errors_on_one_line, fail, say,
 if TYPE_CHECKING:
     from clef_core.schema import Submission
     from db.views import DecisionView
-    from worker.commands.workers import Workers
-    from worker.submit import Submitter
 
 MAX_REQUEST_BYTES = 20_000_000  # four images of a request as base64, with room
 STDIN = "-"
-CHECK_WORKERS_S = 2.0
+WAIT_S = 0.5
 
 
 @errors_on_one_line
@@ -50,18 +50,24 @@ def decide(
     Exit codes: 0 answered, 1 not answered, 2 bad input.
     """
     from worker.commands.connect import chosen_variants, open_submitter
+    from worker.commands.interrupt import deferred_interrupt
     from worker.commands.workers import Workers
 
     submission = _read_submission(request, image or [])
     for field in submission.unknown_fields:
         say(f"note: the field {field} is not known and is ignored")
-    with open_submitter() as submitter:
+    with open_submitter() as submitter, deferred_interrupt() as interrupt:
         model = submission.request.model
         variants = chosen_variants(submitter.settings, variant or [], both=both, model=model)
-        with Workers(submitter, variants) as workers:
+        with Workers(submitter, variants, interrupt) as workers:
             submitted = submitter.submit(submission, variants, source="cli")
             with stderr().status("deciding", spinner="dots"):
-                decisions = _wait(submitter, workers, list(submitted.decision_ids.values()), timeout_s)
+                deadline = time.monotonic() + timeout_s
+                while not _are_finished(decisions := submitter.wait(list(submitted.decision_ids.values()), WAIT_S)):
+                    interrupt.check()
+                    if time.monotonic() >= deadline:
+                        break
+                    workers.ensure()  # somebody may have closed the app whose worker was to answer
     responses = {decision.variant: _response(model, decision) for decision in decisions}
     if as_json or not sys.stdout.isatty():
         _print_json(responses)
@@ -95,16 +101,8 @@ def _read_submission(request: str, images: list[Path]) -> Submission:
     return parse_request(body)  # type: ignore[arg-type]  # what is no object is refused there
 
 
-def _wait(submitter: Submitter, workers: Workers, decision_ids: list[int], timeout_s: float) -> list[DecisionView]:
-    """Wait, and start a worker in the place of one that ends meanwhile."""
-    import time
-
-    deadline = time.monotonic() + timeout_s
-    while True:
-        decisions = submitter.wait(decision_ids, max(0.0, min(CHECK_WORKERS_S, deadline - time.monotonic())))
-        if all(decision.is_finished for decision in decisions) or time.monotonic() >= deadline:
-            return decisions
-        workers.ensure()
+def _are_finished(decisions: Sequence[DecisionView]) -> bool:
+    return all(decision.is_finished for decision in decisions)
 
 
 def _response(model: str, decision: DecisionView) -> dict[str, Any]:

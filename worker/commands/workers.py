@@ -15,6 +15,7 @@ from clef_core.errors import EngineError, ReleaseError
 from clef_core.release import read_release, resolve_release
 from db import store
 from db.views import WorkerView
+from worker.commands.interrupt import Interrupt
 from worker.commands.terminal import say, stderr
 from worker.submit import Submitter
 from worker.supervise import Supervisor
@@ -26,8 +27,9 @@ GIVE_UP_S = 120.0  # how long a variant may be without a working worker before a
 class Workers:
     """Context manager: inside, every variant has a worker with its model in memory."""
 
-    def __init__(self, submitter: Submitter, variants: Sequence[str]) -> None:
+    def __init__(self, submitter: Submitter, variants: Sequence[str], interrupt: Interrupt) -> None:
         self._submitter = submitter
+        self._interrupt = interrupt
         self._variants = tuple(variants)
         self._own: set[str] = set()
         self._last_ready = dict.fromkeys(self._variants, time.monotonic())
@@ -86,6 +88,7 @@ class Workers:
         with stderr().status("loading the model", spinner="dots"):
             waiting = set(variants)
             while waiting:
+                self._interrupt.check()
                 for worker in self._alive():
                     if worker.is_ready:
                         waiting -= set(worker.variants)
