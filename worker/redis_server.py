@@ -167,6 +167,7 @@ class _Server:
             logger.warning("the embedded Redis could not be stopped: %s", error)
         finally:
             client.close()
+            self.socket.unlink(missing_ok=True)  # a killed server leaves it behind
 
     def _answers(self) -> bool:
         if not self.socket.exists():
