@@ -20,12 +20,11 @@ from db.comparison_views import (
     PairedRow,
     SideDecisions,
 )
-from db.models import Comparison, ComparisonAnswer, Decision, QuestionSet, Request, Run
+from db.models import Base, Comparison, ComparisonAnswer, Decision, QuestionSet, Request, Run
 from db.store_requests import decision_view, request_view, run_view
 from db.views import DecisionView, ResultRow, RunView, Side
 
 _READ_CHUNK = 500
-_INSERT_CHUNK = 500
 _COLUMNS = tuple(getattr(ComparisonAnswer, field.name) for field in fields(ComparedAnswer))
 
 
@@ -61,9 +60,9 @@ def add_answers(session: Session, comparison_id: int, after: int, answers: Seque
     session.execute(select(Comparison.id).where(Comparison.id == comparison_id).with_for_update())
     if compared_up_to(session, comparison_id) != after:
         return False
-    for at in range(0, len(answers), _INSERT_CHUNK):
-        rows = [{"comparison_id": comparison_id} | vars(answer) for answer in answers[at : at + _INSERT_CHUNK]]
-        session.execute(insert(ComparisonAnswer), rows)
+    rows = [{"comparison_id": comparison_id} | vars(answer) for answer in answers]
+    table = Base.metadata.tables[ComparisonAnswer.__tablename__]
+    session.execute(insert(table), rows)  # of the table: the class would be inserted row by row
     return True
 
 

@@ -1,7 +1,8 @@
 """The life of a comparison: its decisions in the queue, cancel and resume, the end.
 
-What is read stands in `db.store_comparison_reads`, what is compared in `db.store_comparison_answers`. A comparison's decisions belong to its batch's
-requests but not to the batch: they have a take of their own, so that nothing of the batch changes.
+What is read stands in `db.store_comparison_reads`, what is compared in `db.store_comparison_answers`. A comparison's
+decisions belong to its batch's requests but not to the batch: they have a take of their own, so that nothing of the
+batch changes.
 """
 
 from collections.abc import Mapping, Sequence
