@@ -52,7 +52,7 @@ def build(job: dict[str, Any], report: "Report") -> None:
     )
     blocks = [torch.tensor([block], device=job["device"]) for block in job["blocks"]]
     quantizer = ModelQuantizer(config)
-    gc.freeze()  # Quark collects garbage at every step of its searches; what was imported need not be looked at each time
+    gc.freeze()  # Quark collects garbage at every step of its searches, and imports left much to look through
     with _reported_layers(model.model.language_model.layers, len(blocks), report):
         model = quantizer.quantize_model(model, blocks or None)
     model = quantizer.freeze(model)

@@ -13,7 +13,12 @@ ROOMS = ("clef_core", "db", "worker", "web")
 SOURCES = [PROJECT / "app.py", *sorted(path for room in ROOMS for path in (PROJECT / room).rglob("*.py"))]
 
 TORCH = {"torch", "torchvision", "transformers", "triton", "quark"}
-MODEL_CODE = {f"clef_core.{name}" for name in ("encoding", "joint_head", "mxfp4", "model", "engine")}
+DECIDING = ("encoding", "joint_head", "mxfp4", "model", "engine")
+BUILDING = (
+    "linears", "weight_encoder", "quantize_files", "build_plan", "room", "model_card", "quark_build", "quantize",
+    "inspected", "weight_compare", "laws", "source_laws", "verify", "sensitivity",
+)  # fmt: skip
+MODEL_CODE = {f"clef_core.{name}" for name in (*DECIDING, *BUILDING)}
 WORKER_PROCESS = {"worker.serve", "worker.jobs"}
 WORKER_FOR_WEB = {f"worker.{name}" for name in ("submit", "tables", "questions_file", "settings", "progress")}
 
