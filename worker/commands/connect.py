@@ -13,13 +13,13 @@ from worker.submit import Submitter
 
 
 @contextmanager
-def open_submitter() -> Iterator[Submitter]:
-    """The way into the queue; starts the embedded Redis if nobody else has.
+def open_submitter(settings: Settings | None = None) -> Iterator[Submitter]:
+    """The way into the queue; starts the embedded Redis if nobody else has. Settings are read unless given.
 
     Raises:
         redis.RedisError: REDIS_URL names a server that does not answer. Rows would wait for ever, so it is asked first.
     """
-    settings = load_settings()
+    settings = settings or load_settings()
     db.migrate(settings.database_url)
     with Submitter.connect(settings) as submitter:
         submitter.redis.ping()

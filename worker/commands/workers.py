@@ -17,6 +17,7 @@ from db import store
 from db.views import WorkerView
 from worker.commands.interrupt import Interrupt
 from worker.commands.terminal import say, stderr
+from worker.settings import Settings
 from worker.submit import Submitter
 from worker.supervise import Supervisor
 
@@ -25,10 +26,16 @@ GIVE_UP_S = 120.0  # how long a variant may be without a working worker before a
 
 
 class Workers:
-    """Context manager: inside, every variant has a worker with its model in memory."""
+    """Context manager: inside, every variant has a worker with its model in memory.
 
-    def __init__(self, submitter: Submitter, variants: Sequence[str], interrupt: Interrupt) -> None:
+    `settings` are the submitter's unless the workers are to have others, such as another dtype.
+    """
+
+    def __init__(
+        self, submitter: Submitter, variants: Sequence[str], interrupt: Interrupt, settings: Settings | None = None
+    ) -> None:
         self._submitter = submitter
+        self._settings = settings or submitter.settings
         self._interrupt = interrupt
         self._variants = tuple(variants)
         self._own: set[str] = set()
@@ -42,7 +49,7 @@ class Workers:
             ReleaseError: a release is missing or cannot be loaded.
         """
         for variant in self._variants:
-            release = read_release(resolve_release(self._submitter.settings.variants[variant]))
+            release = read_release(resolve_release(self._settings.variants[variant]))
             if release.is_random:
                 say(f"note: the release of {variant} has random weights, its answers mean nothing")
         try:
@@ -79,7 +86,7 @@ class Workers:
         if missing:
             for variant in missing:
                 say(f"starting a {variant} worker ...")
-            quiet = self._submitter.settings.model_copy(update={"log_level": "WARNING"})
+            quiet = self._settings.model_copy(update={"log_level": "WARNING"})
             self._stack.enter_context(Supervisor(quiet, missing))
             self._own.update(missing)
         return missing
