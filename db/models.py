@@ -265,3 +265,19 @@ class ComparisonAnswer(Base):
     floor_max_abs_dp: Mapped[float | None]
     is_flip: Mapped[bool]
     effect: Mapped[str | None] = mapped_column(String(10))
+
+
+class SensitivityRun(Base):
+    """What quantising one part of a release at a time did to the answers of some requests; a row is a finished run."""
+
+    __tablename__ = "sensitivity_runs"
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    release: Mapped[str] = mapped_column(Text)
+    release_checksum: Mapped[str] = mapped_column(String(100))
+    requests: Mapped[str] = mapped_column(Text)
+    requests_sha256: Mapped[str] = mapped_column(Sha256)
+    parts: Mapped[str] = mapped_column(String(10))
+    results: Mapped[dict[str, Any]]
+    provenance: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(index=True)
