@@ -42,13 +42,14 @@ class BatchScreen:
         self.variants = variant_order(submitter.settings)
         self.tokenizers = tokenizers
         draw_frame(submitter, page, "Batch", SENTENCE)
+        run_problems = panel(elem_id="run-problems")
         with gr.Column(elem_id="setup") as setup, gr.Row(equal_height=False, elem_classes=["screen"]):
             with gr.Column(scale=6, min_width=300, elem_classes=["inputs"]):
                 self.draw_table()
                 self.draw_questions()
             with gr.Column(scale=5, min_width=300, elem_classes=["outputs"]):
                 self.draw_check()
-        self.view = RunView(submitter, page, setup)
+        self.view = RunView(submitter, page, setup, run_problems)
         self.wire()
 
     # ---- layout ----

@@ -34,9 +34,10 @@ CLICK_DOWNLOAD = "(link) => link && setTimeout(() => document.querySelector('#do
 class RunView:
     """Draws and wires the view; it keeps nothing of a visitor."""
 
-    def __init__(self, submitter: Submitter, page: gr.Blocks, setup: gr.Column) -> None:
+    def __init__(self, submitter: Submitter, page: gr.Blocks, setup: gr.Column, problems: gr.HTML) -> None:
         self.submitter = submitter
         self.setup = setup
+        self.problems = problems
         with gr.Column(elem_id="run-view", visible=False) as self.frame:
             self.draw()
         self.recent = panel(elem_id="recent-batches")
@@ -50,7 +51,6 @@ class RunView:
                 self.resume = gr.Button("Resume", variant="primary", elem_id="resume", min_width=0)
                 self.csv = gr.Button("Download CSV", elem_id="download-csv", min_width=0)
                 self.jsonl = gr.Button("Download JSONL", elem_id="download-jsonl", min_width=0)
-        self.problems = panel(elem_id="run-problems")
         self.progress = panel(elem_id="progress")
         self.failures = panel(elem_id="failures")
         self.answers = panel(elem_id="first-answers")

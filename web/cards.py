@@ -69,14 +69,25 @@ def collect(cards: Sequence[Card], values: Sequence[Any]) -> Cards:
     )
 
 
-def draw_cards(cards: Cards, state: gr.State, unfolded: frozenset[int], unfolded_state: gr.State) -> list[DrawnCard]:
+@dataclass(frozen=True)
+class CardList:
+    """Where the list of cards lives in the page.
+
+    outputs: what to set when the list changes; `show` gives the values for it.
+    unfolded: uids of the cards that are open; Gradio forgets it from one drawing to the next.
+    """
+
+    outputs: Sequence[gr.components.Component]
+    show: Callable[[Cards], list[Any]]
+    unfolded: gr.State
+
+
+def draw_cards(cards: Cards, unfolded: frozenset[int], target: CardList) -> list[DrawnCard]:
     """Draw a form per card and wire what changes the list; call it inside `gr.render`.
 
     Args:
         cards: as they are now; all fields of a uid seen before keep what the browser holds.
-        state: where the list of cards lives.
-        unfolded: uids of the cards that are open; Gradio forgets it from one drawing to the next.
-        unfolded_state: where these uids live.
+        unfolded: uids of the cards that are open now.
     """
     if not cards:
         panel('<p class="hint">No question yet. Add one, or take an example above.</p>')
@@ -102,12 +113,12 @@ def draw_cards(cards: Cards, state: gr.State, unfolded: frozenset[int], unfolded
                         elem_classes=[f"do-{words.split()[-1].lower()}"],
                     )
                     buttons.append((button, change))
-        _wire_folding(frame, card.uid, unfolded_state)
+        _wire_folding(frame, card.uid, target.unfolded)
     add = gr.Button("+ Add a question", size="md", elem_id="add-question", elem_classes=["quiet"])
     fields = [field for card in drawn for field in card.fields]
-    add.click(lambda *values: (*collect(cards, values), new_card()), fields, state, **QUEUED)
+    add.click(lambda *values: target.show((*collect(cards, values), new_card())), fields, target.outputs, **QUEUED)
     for number, (button, change) in enumerate(buttons):
-        _wire_change(button, change, number // len(CHANGES), cards, fields, state)
+        _wire_change(button, change, number // len(CHANGES), cards, fields, target)
     return drawn
 
 
@@ -176,6 +187,6 @@ def _wire_change(
     place: int,
     cards: Cards,
     fields: Sequence[gr.components.Component],
-    state: gr.State,
+    target: CardList,
 ) -> None:
-    button.click(lambda *values: change(collect(cards, values), place), fields, state, **QUEUED)
+    button.click(lambda *values: target.show(change(collect(cards, values), place)), fields, target.outputs, **QUEUED)

@@ -19,7 +19,7 @@ from clef_core.tokens import PromptTokenizer
 from db.views import RequestView
 from web.bars import variant_label
 from web.builder import Card, Cards, cards_to_questions, place_problems
-from web.cards import DrawnCard, collect, draw_cards
+from web.cards import CardList, DrawnCard, collect, draw_cards
 from web.draft import (
     Draft,
     DraftError,
@@ -62,6 +62,7 @@ class Form:
     cards: gr.State
     json_view: gr.Code
     view: gr.State
+    remembered: gr.BrowserState
 
     @property
     def fields(self) -> list[gr.components.Component]:
@@ -71,7 +72,12 @@ class Form:
     @property
     def filled(self) -> list[gr.components.Component]:
         """Outputs of `show_filled`."""
-        return [self.state, self.read_as, self.images, self.truncate, self.cards, self.json_view]
+        return [self.state, self.read_as, self.images, self.truncate, *self.questions]
+
+    @property
+    def questions(self) -> list[gr.components.Component]:
+        """Outputs of `show_questions`: the cards, and their JSON for the JSON view, the meter and the Batch screen."""
+        return [self.cards, self.json_view, self.remembered]
 
 
 def draft_of(cards: Sequence[Card], values: Sequence[Any]) -> Draft:
@@ -94,7 +100,13 @@ def _paths(gallery: list[tuple[str, str | None]] | None) -> tuple[str, ...]:
 def show_filled(filled: Filled) -> list[Any]:
     """Values for `Form.filled`."""
     paths = [publish_image(image.data, image.sha256, image.media_type) for image in filled.images]
-    return [filled.state, filled.read_as, paths, filled.truncate, filled.cards, questions_json(filled.cards)]
+    return [filled.state, filled.read_as, paths, filled.truncate, *show_questions(filled.cards)]
+
+
+def show_questions(cards: Cards) -> list[Any]:
+    """Values for `Form.questions`."""
+    text = questions_json(cards)
+    return [cards, text, text]
 
 
 def questions_json(cards: Sequence[Card]) -> str:
@@ -203,12 +215,12 @@ class DecideScreen:
                     wrap_lines=True,
                 )
         self.question_problems = panel(elem_id="question-problems")
-        self.form = Form(state, read_as, images, truncate, cards, json_view, view)
+        self.form = Form(state, read_as, images, truncate, cards, json_view, view, remembered_questions())
         with slot:
+            target = CardList(self.form.questions, show_questions, unfolded)
 
             def draw(cards_now: Cards, unfolded_now: frozenset[int]) -> None:
-                drawn = draw_cards(cards_now, cards, unfolded_now, unfolded)
-                self.wire_form(cards_now, drawn, form_tab, json_tab)
+                self.wire_form(cards_now, draw_cards(cards_now, unfolded_now, target), form_tab, json_tab)
 
             triggers = [self.page.load, cards.change]
             gr.render(inputs=[cards, unfolded], triggers=triggers, show_progress="hidden", queue=False)(draw)
@@ -233,7 +245,6 @@ class DecideScreen:
         # In the browser, not in the session: a restarted server still learns which request the page shows.
         self.request_id = gr.Textbox(visible=False, elem_id="request-id")
         self.timer = gr.Timer(POLL_S, active=False)
-        self.remembered = remembered_questions()
 
     # ---- wiring ----
 
@@ -252,26 +263,28 @@ class DecideScreen:
         fields = [*form.fields, *(field for card in drawn for field in card.fields)]
 
         def remember(*values: Any) -> str:
-            draft = draft_of(cards, values)
-            return draft.questions or questions_json(draft.cards)
+            return questions_json(draft_of(cards, values).cards)
 
-        typed = [event for card in drawn for event in (card.id.change, card.type.change)]
-        typed += [event for card in drawn for event in (card.instructions.change, card.options.change)]
-        gr.on([self.page.load, *typed], remember, fields, self.remembered, trigger_mode="always_last", **QUIET)
+        # Only what a person does: an event of a field that is drawn anew would call a listener that is gone already.
+        typed = [event for card in drawn for event in (card.id.input, card.type.input)]
+        typed += [event for card in drawn for event in (card.instructions.input, card.options.input)]
+        if typed:
+            gr.on(typed, remember, fields, form.remembered, trigger_mode="always_last", **QUIET)
 
         def open_json(*values: Any) -> tuple[str, str, str]:
             return questions_json(draft_of(cards, values).cards), "json", ""
 
         json_tab.select(open_json, fields, [form.json_view, form.view, self.question_problems], **QUIET)
 
-        def open_form(*values: Any) -> tuple[Cards, str, str]:
+        def open_form(*values: Any) -> list[Any]:
             try:
-                return draft_cards(draft_of(cards, values)), "form", ""
+                return [*show_questions(draft_cards(draft_of(cards, values))), "form", ""]
             except RequestError as error:
                 note = Problem((), "The JSON view was not valid, so the cards are as they were before.", "json_view")
-                return collect(cards, values[len(form.fields) :]), "form", problems_html((note, *error.problems))
+                current = collect(cards, values[len(form.fields) :])
+                return [*show_questions(current), "form", problems_html((note, *error.problems))]
 
-        form_tab.select(open_form, fields, [form.cards, form.view, self.question_problems], **QUEUED)
+        form_tab.select(open_form, fields, [*form.questions, form.view, self.question_problems], **QUEUED)
         form.json_view.input(
             lambda *values: self.check_json_view(draft_of(cards, values)),
             fields,
@@ -295,24 +308,15 @@ class DecideScreen:
         ).then(None, self.request_id, None, js=SHOW_IN_ADDRESS, api_visibility="private")
 
     def wire_meter(self) -> None:
-        """Count what the form holds. The questions come as the text that each drawing of the cards keeps up to date.
-
-        Not wired in `wire_form`: a listener that is drawn anew would be gone when the old one's call arrives.
-        """
+        """Count what the form holds; the questions come as the text that is remembered of them."""
         form = self.form
-        form.json_view.change(
-            lambda text, view: text if view == "json" else gr.skip(),
-            [form.json_view, form.view],
-            self.remembered,
-            trigger_mode="always_last",
-            **QUIET,
-        )
+        form.json_view.input(lambda text: text, form.json_view, form.remembered, trigger_mode="always_last", **QUIET)
         gr.on(
-            [form.state.change, form.read_as.change, form.images.change, self.remembered.change],
+            [self.page.load, form.state.change, form.read_as.change, form.images.change, form.remembered.change],
             lambda state, read_as, images, truncate, questions: self.count(
                 Draft(state or "", read_as, _paths(images), (), questions or "{}", truncate)
             ),
-            [form.state, form.read_as, form.images, form.truncate, self.remembered],
+            [form.state, form.read_as, form.images, form.truncate, form.remembered],
             [self.meter, form.truncate],
             trigger_mode="always_last",
             **QUIET,
@@ -424,7 +428,7 @@ class DecideScreen:
     def restore(self, http: gr.Request) -> list[Any]:
         """At page load: the request that the address names; setting its id shows its answers."""
         asked = http.query_params.get("request", "")
-        unchanged: list[Any] = [gr.skip()] * len(self.form.filled)
+        unchanged = [*[gr.skip()] * 6, questions_json(self.examples[0][1].cards)]
         if not asked:
             return [*unchanged, "", ""]
         snapshot = load_snapshot(self.submitter, int(asked)) if asked.isdecimal() and len(asked) < 19 else None
