@@ -1,6 +1,7 @@
 """The migrations make the tables that the models describe, whoever starts first."""
 
 import multiprocessing
+from multiprocessing.synchronize import Barrier
 
 from alembic import command
 from sqlalchemy import inspect
@@ -8,6 +9,11 @@ from sqlalchemy import inspect
 import db
 from db.models import Base
 from db.upgrade import config_of, connect
+
+
+def migrate_together(url: str, barrier: Barrier) -> None:
+    barrier.wait()
+    db.migrate(url)
 
 
 def test_an_empty_database_gets_every_table(database_url: str) -> None:
@@ -29,7 +35,8 @@ def test_migrating_twice_changes_nothing(database_url: str) -> None:
 
 def test_four_processes_may_migrate_at_once(database_url: str) -> None:
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=db.migrate, args=(database_url,)) for _ in range(4)]
+    barrier = context.Barrier(4)
+    processes = [context.Process(target=migrate_together, args=(database_url, barrier)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
