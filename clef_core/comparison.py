@@ -29,6 +29,9 @@ from clef_core.stats import (
     wilson,
 )
 
+NOISE_ERRORS = 3.0
+"""Two standard errors of a difference of two equally noisy means, 2·√2, rounded up."""
+
 OVERALL = ""
 """Key of the statistics over all questions; a question id is never empty."""
 
@@ -173,14 +176,14 @@ class Summary:
     def is_within_floor(self) -> bool | None:
         """Whether the runs differ by no more than the left run differs from itself; None without a floor.
 
-        The interval of the agreement reaches that of the floor, and the mean KL is no larger than the floor's plus two
-        standard errors.
+        The interval of the agreement reaches that of the floor, and the mean KL is no larger than the floor's plus
+        `NOISE_ERRORS` of the floor's standard errors: were both runs noise alone, their means would differ by less.
         """
         if self.floor is None:
             return None
         ours, floor = self.divergence, self.floor
-        error = max(_or_zero(ours.kl.standard_error), _or_zero(floor.kl.standard_error))
-        return ours.agreement.high >= floor.agreement.low and ours.kl.value <= floor.kl.value + 2 * error
+        limit = floor.kl.value + NOISE_ERRORS * _or_zero(floor.kl.standard_error)
+        return ours.agreement.high >= floor.agreement.low and ours.kl.value <= limit
 
 
 def _or_zero(value: float) -> float:

@@ -59,6 +59,24 @@ def test_a_difference_beyond_a_still_floor_is_outside_it():
     assert many.is_within_floor is False
 
 
+def test_few_records_do_not_widen_a_narrow_floor():
+    """Three records that differ a thousand times more than the noise: their own spread is no excuse."""
+    floor = (0.9001, 0.0999)
+    found = summarise([compare_pair(pair((0.9, 0.1), (p, 1 - p), floor=floor)) for p in (0.85, 0.8, 0.6)])
+    assert found.is_within_floor is False
+
+
+def test_noise_like_that_of_the_floor_is_within_it():
+    shifts = [1e-4, -2e-4, 3e-4, -1e-4]
+    found = summarise(
+        [
+            compare_pair(pair((0.9, 0.1), (0.9 + a, 0.1 - a), floor=(0.9 + b, 0.1 - b)))
+            for a, b in zip(shifts, shifts[::-1], strict=True)
+        ]
+    )
+    assert found.is_within_floor is True
+
+
 def test_a_run_against_itself_is_within_any_floor():
     same = summarise([compare_pair(pair(p, p, floor=p)) for p in ((0.9, 0.1), (0.3, 0.7))])
     assert same.divergence.agreement.share == 1

@@ -9,7 +9,9 @@ from __future__ import annotations
 import typer
 
 from worker.commands.batch import batch
+from worker.commands.compare import compare
 from worker.commands.decide import decide
+from worker.commands.evaluate import evaluate
 from worker.commands.export import export
 from worker.commands.serve import serve
 from worker.commands.status import status
@@ -30,7 +32,7 @@ def _program() -> None:
     """Decide with Clef from the command line, and run the workers that hold a release in memory."""
 
 
-for command in (serve, decide, batch, status, export):
+for command in (serve, decide, batch, status, export, compare, evaluate):
     app.command()(command)
 
 
