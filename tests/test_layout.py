@@ -18,8 +18,16 @@ BUILDING = (
     "linears", "weight_encoder", "quantize_files", "build_plan", "room", "model_card", "quark_build", "quantize",
     "inspected", "weight_compare", "laws", "source_laws", "verify", "sensitivity",
 )  # fmt: skip
-MODEL_CODE = {f"clef_core.{name}" for name in (*DECIDING, *BUILDING)}
-WORKER_PROCESS = {"worker.serve", "worker.jobs"}
+TORCH_FREE_CORE = {
+    f"clef_core.{name}"
+    for name in (
+        "errors", "strict_json", "rules", "schema", "images", "answers", "tokens", "release", "stats", "tasks",
+        "comparison", "comparison_report", "card",
+    )
+}  # fmt: skip
+MODEL_PROCESS = ("worker.serve", "worker.jobs", "worker.commands.")
+"""Modules of `worker` that run where a model is in memory, or load one inside a command."""
+
 WORKER_FOR_WEB = {f"worker.{name}" for name in ("submit", "tables", "questions_file", "settings", "progress")}
 
 
@@ -42,25 +50,26 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{alias.name}" if is_module else node.module
 
 
-def is_torch_free_core(module: str) -> bool:
-    return module.startswith("clef_core.") and module not in MODEL_CODE
-
-
 def is_allowed(importer: str, imported: str) -> bool:
     room, target = importer.split(".")[0], imported.split(".")[0]
-    if target in TORCH:
-        return importer in MODEL_CODE | WORKER_PROCESS
-    if target not in (*ROOMS, "app"):
+    is_model_code = target in TORCH or (target == "clef_core" and imported not in TORCH_FREE_CORE)
+    if (
+        is_model_code
+        and importer not in TORCH_FREE_CORE
+        and (room == "clef_core" or importer.startswith(MODEL_PROCESS))
+    ):
         return True
-    if target == room:
-        return not is_torch_free_core(importer) or is_torch_free_core(imported)
+    if is_model_code:
+        return False
+    if target not in (*ROOMS, "app") or target == room:
+        return True
     match room:
         case "worker":
             return target in ("db", "clef_core")
         case "web":
-            return target == "db" or imported in WORKER_FOR_WEB or is_torch_free_core(imported)
+            return target in ("db", "clef_core") or imported in WORKER_FOR_WEB
         case "app":
-            return target in ("web", "worker", "db") or is_torch_free_core(imported)
+            return target in ("web", "worker", "db", "clef_core")
     return False
 
 
@@ -79,6 +88,7 @@ def test_a_module_imports_only_what_its_floor_allows(path: Path) -> None:
         ("clef_core.tokens", "clef_core.encoding"),
         ("db.store", "clef_core.schema"),
         ("worker.submit", "torch"),
+        ("worker.tables", "clef_core.engine"),
         ("worker.submit", "web.api"),
         ("web.api", "transformers"),
         ("web.api", "worker.serve"),
@@ -91,9 +101,13 @@ def test_the_floors_refuse_what_they_are_there_to_refuse(importer: str, imported
     assert not is_allowed(importer, imported)
 
 
-@pytest.mark.parametrize("module", ["app", "web.server", "worker.submit", "worker.supervise", "clef_core.tokens"])
-def test_importing_it_loads_no_torch(module: str) -> None:
-    code = f"import {module}, sys; print(sorted({TORCH!r} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    "modules",
+    ["app", "web.server", "worker.supervise", ", ".join(sorted(TORCH_FREE_CORE))],
+    ids=["app", "web", "supervisor", "core"],
+)
+def test_importing_it_loads_no_torch(modules: str) -> None:
+    code = f"import {modules}, sys; print(sorted({TORCH!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr
 
