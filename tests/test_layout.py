@@ -13,11 +13,6 @@ ROOMS = ("clef_core", "db", "worker", "web")
 SOURCES = [PROJECT / "app.py", *sorted(path for room in ROOMS for path in (PROJECT / room).rglob("*.py"))]
 
 TORCH = {"torch", "torchvision", "transformers", "triton", "quark"}
-DECIDING = ("encoding", "joint_head", "mxfp4", "model", "engine")
-BUILDING = (
-    "linears", "weight_encoder", "quantize_files", "build_plan", "room", "model_card", "quark_build", "quantize",
-    "inspected", "weight_compare", "laws", "source_laws", "verify", "sensitivity",
-)  # fmt: skip
 TORCH_FREE_CORE = {
     f"clef_core.{name}"
     for name in (
@@ -53,14 +48,8 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def is_allowed(importer: str, imported: str) -> bool:
     room, target = importer.split(".")[0], imported.split(".")[0]
     is_model_code = target in TORCH or (target == "clef_core" and imported not in TORCH_FREE_CORE)
-    if (
-        is_model_code
-        and importer not in TORCH_FREE_CORE
-        and (room == "clef_core" or importer.startswith(MODEL_PROCESS))
-    ):
-        return True
     if is_model_code:
-        return False
+        return importer.startswith(MODEL_PROCESS) or (room == "clef_core" and importer not in TORCH_FREE_CORE)
     if target not in (*ROOMS, "app") or target == room:
         return True
     match room:
