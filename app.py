@@ -25,7 +25,6 @@ from typing import TextIO
 import uvicorn
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
-from worker.supervise import Supervisor
 
 from clef_core.errors import ClefError, ReleaseError, SettingsError
 from clef_core.release import HUB_ID, read_release, resolve_release
@@ -33,6 +32,7 @@ from clef_core.tokens import PromptTokenizer
 from db import migrate
 from worker.settings import Settings, load_settings
 from worker.submit import Submitter
+from worker.supervise import Supervisor
 
 logger = logging.getLogger("clef")
 
