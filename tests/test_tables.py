@@ -19,6 +19,7 @@ from worker.submit import BatchRow
 from worker.tables import (
     ColumnMapping,
     ImageZip,
+    RowNote,
     Table,
     TableError,
     check_mapping,
