@@ -137,10 +137,13 @@ def decide(page: Page, app_url: str) -> Page:
 
 
 @pytest.fixture
-def batch(page: Page, app_url: str) -> Page:
+def batch(page: Page, app_url: str) -> Iterator[Page]:
     """The Batch screen, ready to be used."""
     open_batch(page, f"{app_url}/batch")
-    return page
+    yield page
+    if page.locator("#cancel").is_visible():  # the next test's rows would wait for these
+        page.locator("#cancel").click()
+        expect(page.locator("#cancel")).to_be_hidden()
 
 
 def open_decide(page: Page, url: str) -> None:
