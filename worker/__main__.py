@@ -15,6 +15,7 @@ from worker.commands.evaluate import evaluate
 from worker.commands.export import export
 from worker.commands.serve import serve
 from worker.commands.status import status
+from worker.commands.together import together
 
 app = typer.Typer(
     name="worker",
@@ -32,7 +33,7 @@ def _program() -> None:
     """Decide with Clef from the command line, and run the workers that hold a release in memory."""
 
 
-for command in (serve, decide, batch, status, export, compare, evaluate):
+for command in (serve, decide, batch, status, export, compare, evaluate, together):
     app.command()(command)
 
 

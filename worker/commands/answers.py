@@ -38,14 +38,14 @@ def print_answers(questions: Mapping[str, AnyQuestion], decisions: Sequence[Deci
 
 
 def _heading(question_id: str, question: AnyQuestion, decisions: Sequence[DecisionView]) -> Text:
-    heading = Text(_printable(question_id), style="bold")
+    heading = Text(printable(question_id), style="bold")
     for decision in decisions:
         answer = (decision.answers or {})[question_id]
         value = answer[answer["type"]]
         name = f"{decision.variant} " if len(decisions) > 1 else ""
         confidence = f", confidence {answer['confidence']:.3f}" if "confidence" in answer else ""
         heading.append(f"  {name}", style="not bold dim")
-        heading.append(_printable(value) if isinstance(value, str) else f"{value:.4g}", style="bold cyan")
+        heading.append(printable(value) if isinstance(value, str) else f"{value:.4g}", style="bold cyan")
         heading.append(f" ({question.type}{confidence})", style="not bold dim")
     return heading
 
@@ -63,7 +63,7 @@ def _options(question_id: str, decisions: Sequence[DecisionView]) -> Table:
     for option in probabilities[0]:
         if option in shown:
             cells = [Text(f"{_bar(of[option])} {of[option]:.3f}") for of in probabilities]
-            table.add_row(Text("  " + _printable(option)), *cells)
+            table.add_row(Text("  " + printable(option)), *cells)
     if len(best) > len(shown):
         table.add_row(Text(f"  … and {len(best) - len(shown)} less likely options", style="dim"))
     return table
@@ -75,6 +75,7 @@ def _bar(share: float) -> str:
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(BAR_CELLS)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text of users as it may be shown in a terminal: no control characters, and not too long."""
     kept = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     return kept if len(kept) <= MAX_OPTION_CHARS else kept[:MAX_OPTION_CHARS] + "…"

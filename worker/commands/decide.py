@@ -53,7 +53,7 @@ def decide(
     from worker.commands.interrupt import deferred_interrupt
     from worker.commands.workers import Workers
 
-    submission = _read_submission(request, image or [])
+    submission = read_submission(request, image or [])
     for field in submission.unknown_fields:
         say(f"note: the field {field} is not known and is ignored")
     with open_submitter() as submitter, deferred_interrupt() as interrupt:
@@ -80,7 +80,7 @@ def decide(
             fail(f"{name}: {response['error']['message']}", SOME_FAILED)
 
 
-def _read_submission(request: str, images: list[Path]) -> Submission:
+def read_submission(request: str, images: list[Path]) -> Submission:
     """The request with the picture files added to its images."""
     import base64
 
