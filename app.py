@@ -92,7 +92,7 @@ def only_one(data_dir: Path) -> Iterator[TextIO]:
     Raises:
         SettingsError: another process holds it.
     """
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds what everyone asked
     with (data_dir / "app.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
