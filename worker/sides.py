@@ -64,8 +64,8 @@ def choose_sides(
     Raises:
         ReleaseError: a name is neither a variant nor a release.
     """
-    settings, left = _with_variant(settings, left)
-    settings, right = _with_variant(settings, right)
+    settings, left = with_variant(settings, left)
+    settings, right = with_variant(settings, right)
     if not has_floor or floor_dtype is None:
         return Sides(left, right, left if has_floor else None, settings, settings)
     floor = f"{left}-{floor_dtype}"
@@ -87,7 +87,12 @@ def sides_from_parameters(
     return Sides(left, right, floor, settings, floor_settings)
 
 
-def _with_variant(settings: Settings, name: str) -> tuple[Settings, str]:
+def with_variant(settings: Settings, name: str) -> tuple[Settings, str]:
+    """The variant that a name or a release directory means, and settings that know it.
+
+    Raises:
+        ReleaseError: it is neither a variant nor a release.
+    """
     if name in settings.variants:
         return settings, name
     try:
