@@ -76,7 +76,7 @@ def errors(case: Case) -> Finding:
     """Each MXFP4 linear is the source's, rounded to nearest; by AWQ: near it once AWQ's scales are undone."""
     release, source = case.release, _source(case)
     names = [name for name in release.fitting_linears() if _has_shape(source, release, f"{name}.weight")]
-    count = Count(case.listener, "errors", len(names), "layers")
+    count = Count(case.listener, "errors", len(names), "linears")
     problems = []
     scales: dict[str, Scales] = {}
     for name in names:
