@@ -156,7 +156,7 @@ class Supervisor:
 
     def _end_children(self) -> None:
         processes = [child.process for child in self._children if child.process is not None]
-        names = [child.failed_row for child in self._children if child.process is None and child.failed_row]
+        names = [child.failed_row for child in self._children if child.failed_row]
         for process in processes:
             process.terminate()
         deadline = time.monotonic() + STOP_TIMEOUT_S
