@@ -42,6 +42,12 @@ CONTROL_TOKENS = (
     "<|video_pad|>",
 )  # fmt: skip
 ORDINARY_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # added, but not marked special
+FIXED_PIECES = (
+    "OPTION ", '{"description":"', '","option_id":"', '{"option_id":"', '"}', END_FIELD, ALLOWED, SCHEMA, "\nFIELD ",
+    "\nID: ", "\nTYPE: ", "\nINSTRUCTION: ",
+)  # fmt: skip
+"""Fixed words of the prompt as ordinary vocabulary: a request with 77 options is 2,500 tokens instead of 4,200."""
+
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -75,13 +81,13 @@ def train_tokenizer() -> Tokenizer:
         [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    added = len(CONTROL_TOKENS) + len(ORDINARY_TOKENS)
+    added = len(CONTROL_TOKENS) + len(ORDINARY_TOKENS) + len(FIXED_PIECES)
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - added, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator(texts * 4, trainer)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in CONTROL_TOKENS])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ORDINARY_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*ORDINARY_TOKENS, *FIXED_PIECES)])
     return tokenizer
 
 
@@ -139,8 +145,8 @@ def make_joint_head() -> tuple[JointHead, JointHeadConfig]:
     torch.manual_seed(SEED + 1)
     head = JointHead(config)
     with torch.no_grad():
-        head.prior_logit_scale.fill_(1.0)
-        head.joint_logit_scale.fill_(2.0)
+        head.prior_logit_scale.fill_(2.0)
+        head.joint_logit_scale.fill_(3.0)
     return head.to(torch.bfloat16), config
 
 
