@@ -9,17 +9,19 @@ from __future__ import annotations
 import typer
 
 from worker.commands.batch import batch
+from worker.commands.chat import chat
 from worker.commands.compare import compare
 from worker.commands.decide import decide
 from worker.commands.evaluate import evaluate
 from worker.commands.export import export
+from worker.commands.perplexity import perplexity
 from worker.commands.quantize import quantize
 from worker.commands.sensitivity import sensitivity
-from worker.commands.perplexity import perplexity
 from worker.commands.serve import serve
 from worker.commands.status import status
 from worker.commands.together import together
 from worker.commands.verify import verify
+from worker.commands.vllm import vllm
 
 app = typer.Typer(
     name="worker",
@@ -37,7 +39,22 @@ def _program() -> None:
     """Decide with Clef from the command line, and run the workers that hold a release in memory."""
 
 
-for command in (serve, decide, batch, status, export, compare, evaluate, together, perplexity, quantize, verify, sensitivity):
+for command in (
+    serve,
+    decide,
+    batch,
+    status,
+    export,
+    compare,
+    evaluate,
+    together,
+    perplexity,
+    chat,
+    vllm,
+    quantize,
+    verify,
+    sensitivity,
+):
     app.command()(command)
 
 

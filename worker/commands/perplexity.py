@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from worker.commands.terminal import errors_on_one_line, fail, say, stderr
+from worker.commands.releases import describe_engine, loaded
+from worker.commands.terminal import errors_on_one_line, fail, stderr
 
 if TYPE_CHECKING:
     from clef_core.windows import Perplexity
@@ -96,32 +96,16 @@ def _read_text(text: Path | None) -> tuple[str, str]:
 
 
 def _through_engine(names: list[str], content: str, size: tuple[int, int]) -> dict[str, _Measured]:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded
-    from clef_core.perplexity import perplexity as measure
-    from clef_core.windows import windows_of
-    from worker.serve import load_engine
-    from worker.settings import load_settings
-    from worker.sides import with_variant
-
-    settings = load_settings()
-    variants = []
-    for name in names:
-        settings, variant = with_variant(settings, name)
-        variants.append(variant)
     measured = {}
-    for variant in dict.fromkeys(variants):
-        with stderr().status(f"loading {variant}", spinner="dots"):
-            engine = load_engine(settings, variant)
-        release = engine.release
-        if release.files.is_random:
-            say(f"note: the release of {variant} has random weights, its perplexity means nothing")
-        facts = engine.provenance()
-        how = f"release {release.checksum[:12]}, linears {facts['linear_mode']}, {facts['dtype']}, {facts['device']}"
+    for variant, engine in loaded(names):
+        from clef_core.perplexity import perplexity as measure
+        from clef_core.windows import windows_of
+
         started = time.perf_counter()
-        cut = windows_of(release.tokenizer, content, *size)
+        cut = windows_of(engine.release.tokenizer, content, *size)
         with _progress(variant, len(cut)) as told:
-            found = measure(release, cut, told)
-        measured[variant] = _Measured(found, time.perf_counter() - started, how)
+            found = measure(engine.release, cut, told)
+        measured[variant] = _Measured(found, time.perf_counter() - started, describe_engine(engine))
     return measured
 
 
