@@ -131,23 +131,26 @@ def batch_head_html(batch: BatchView) -> str:
 
 
 def progress_html(batch: BatchView, progress: BatchProgress) -> str:
-    """Bar and numbers; counts of rows, not of decisions."""
-    done = rows_done(progress)
-    total = progress.num_rows
-    share = 100 * (progress.done + progress.failed) / progress.num_decisions if progress.num_decisions else 0.0
+    """Bar and numbers. With several variants a row has several answers, and they are not made in step."""
+    done, total = progress.done + progress.failed, progress.num_decisions
+    share = 100 * done / total if total else 0.0
     word, note = _stage(batch, progress)
-    failed_of = "answers" if len(batch.variants) > 1 else "rows"
+    num_variants = len(batch.variants)
+    noun = "Answers" if num_variants > 1 else "Rows"
+    of = f"of {total:,}" + (f" ({progress.num_rows:,} rows, {num_variants} variants)" if num_variants > 1 else "")
     tiles = [
-        ("Rows answered", f"{done:,}", f"of {total:,}", False),
-        *(_end_tiles(batch, done) if progress.is_finished else _running_tiles(progress)),
-        ("Failed", f"{progress.failed:,}", failed_of, progress.failed > 0),
+        (noun, f"{done:,}", of, False),
+        *(_end_tiles(batch, progress) if progress.is_finished else _running_tiles(progress)),
+        ("Failed", f"{progress.failed:,}", noun.lower(), progress.failed > 0),
     ]
     style = "bar-done" if word == "Done" else "bar-stopped" if word == "Cancelled" else ""
+    bar = (
+        f'<div class="progress-track {style}" role="progressbar" aria-label="{noun}" aria-valuemin="0" '
+        f'aria-valuemax="{total}" aria-valuenow="{done}"><i style="width:{share:.2f}%"></i></div>'
+    )
     return (
         f'<section class="panel progress" aria-live="polite"><div class="progress-head"><strong>{escape(word)}</strong>'
-        f"<span>{escape(note)}</span><b>{share:.0f} %</b></div>"
-        f'<div class="progress-track {style}" role="progressbar" aria-label="Rows answered" aria-valuemin="0" '
-        f'aria-valuemax="{total}" aria-valuenow="{done}"><i style="width:{share:.2f}%"></i></div>{_tiles(tiles)}</section>'
+        f"<span>{escape(note)}</span><b>{share:.0f} %</b></div>{bar}{_tiles(tiles)}</section>"
     )
 
 
@@ -157,9 +160,10 @@ def _running_tiles(progress: BatchProgress) -> list[tuple[str, str, str, bool]]:
     return [("Speed", rate, "rows per second", False), ("Time left", left, "at this speed", False)]
 
 
-def _end_tiles(batch: BatchView, done: int) -> list[tuple[str, str, str, bool]]:
+def _end_tiles(batch: BatchView, progress: BatchProgress) -> list[tuple[str, str, str, bool]]:
     seconds = (batch.finished_at - batch.created_at).total_seconds() if batch.finished_at else 0.0
-    rate = f"{done / seconds:.3g}" if seconds else "–"
+    rows = rows_done(progress)
+    rate = f"{rows / seconds:.3g}" if seconds else "–"
     return [("Speed", rate, "rows per second, overall", False), ("Time", describe_duration(seconds), "in all", False)]
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,25 +47,25 @@ def fact(page: Page, panel: str, name: str) -> Locator:
     return page.locator(f"{panel} .fact", has=page.get_by_text(name, exact=True))
 
 
-def answered(page: Page) -> int:
-    """How many rows the page says are answered."""
+def num_answers(page: Page) -> int:
+    """How many answers the page says there are."""
     return int(page.locator("#progress [role=progressbar]").get_attribute("aria-valuenow") or "0")
 
 
-def cancel_and_resume(page: Page, num_rows: int) -> None:
-    """Stop a run between its first and its last row, look at the partial result, and go on."""
-    expect(fact(page, "#progress", "Rows answered")).not_to_contain_text("answered0", timeout=60_000)
+def cancel_and_resume(page: Page, num_rows: int, answer_columns: Sequence[str]) -> None:
+    """Stop a run between its first and its last answer, look at the partial result, and go on."""
+    expect(page.locator("#progress [role=progressbar]")).not_to_have_attribute("aria-valuenow", "0", timeout=60_000)
     page.locator("#cancel").click()
     expect(page.locator("#progress strong")).to_have_text("Cancelled", timeout=60_000)
-    stopped_at = answered(page)
-    assert 0 < stopped_at < num_rows
+    stopped_at = num_answers(page)
+    assert 0 < stopped_at < num_rows * len(answer_columns)
     page.wait_for_timeout(1500)
-    assert answered(page) == stopped_at, "nothing runs on after a cancel"
+    assert num_answers(page) == stopped_at, "nothing runs on after a cancel"
 
     rows = list(csv.DictReader(io.StringIO(download(page, "#download-csv"))))
     assert len(rows) == num_rows, "a partial download has all rows"
-    assert sum(row["error"] == "" for row in rows) == stopped_at
-    assert {row["error"] for row in rows} == {"", "cancelled"}
+    assert sum(row[column] != "" for row in rows for column in answer_columns) == stopped_at
+    assert all(row["error"] == "" or row["error"].endswith("cancelled") for row in rows)
 
     page.locator("#resume").click()
     expect(page.locator("#progress strong")).to_have_text("Running")
@@ -93,7 +94,7 @@ def test_the_example_runs_is_stopped_found_again_after_a_reload_resumed_and_down
     batch.locator("#run").click()
 
     expect(batch.locator("#progress strong")).to_have_text("Running", timeout=30_000)
-    cancel_and_resume(batch, num_rows)
+    cancel_and_resume(batch, num_rows, ["department_mxfp4", "department_bf16"])
     assert re.search(r"[?&]batch=\d+", batch.url)
     batch.reload(wait_until="domcontentloaded")
     expect(batch.locator("#batch-head")).to_contain_text("many_messages.csv")
@@ -102,7 +103,8 @@ def test_the_example_runs_is_stopped_found_again_after_a_reload_resumed_and_down
 
     out = list(csv.DictReader(io.StringIO(download(batch, "#download-csv"))))
     assert [row["id"] for row in out] == [f"{row['id']}-{copy}" for copy in range(5) for row in rows]
-    assert [row["message"] for row in out[: len(rows)]] == [f"{row['message']} (0)" for row in rows]
+    texts = [row["message"].removeprefix("'") for row in out[: len(rows)]]  # one looks like a formula
+    assert texts == [f"{row['message']} (0)" for row in rows]
     assert {row["error"] for row in out} == {""}
     assert {row["department_agree"] for row in out} <= {"true", "false"}
     lines = [json.loads(line) for line in download(batch, "#download-jsonl").splitlines()]
@@ -130,7 +132,7 @@ def test_300_rows_of_banking77_with_77_options_run_are_stopped_resumed_and_downl
     batch.locator("#run").click()
 
     expect(batch.locator("#progress strong")).to_have_text("Running", timeout=30_000)
-    cancel_and_resume(batch, 300)
+    cancel_and_resume(batch, 300, ["intent"])
     batch.reload(wait_until="domcontentloaded")
     expect(batch.locator("#batch-head")).to_contain_text("banking77.csv")
     expect(batch.locator("#progress strong")).to_have_text("Done", timeout=RUN_TIMEOUT_MS)
