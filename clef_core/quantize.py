@@ -182,6 +182,8 @@ class _Build:
     def checksums(self) -> None:
         """Write SHA256SUMS, and then config.json, which makes the directory a release."""
         release = self.folder.release
+        for left in release.glob("*.part"):  # of an attempt that was stopped while it wrote
+            left.unlink()
         config = json.dumps(self._config(), indent=2, ensure_ascii=False).encode() + b"\n"
         hashes = {CONFIG: hashlib.sha256(config).hexdigest()}
         files = [file for file in sorted(release.iterdir()) if file.name not in (CHECKSUMS, CONFIG)]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clef_core.mxfp4 import BLOCK, dequantize, unpack_codes
+from clef_core.mxfp4 import BLOCK
 from clef_core.quantize_files import TORCH_DTYPES, rows
-from clef_core.weight_encoder import PIECE_ELEMENTS, encode_weight
+from clef_core.weight_encoder import PIECE_ELEMENTS, decode_weight, encode_weight
 from clef_core.weight_files import StoredTensor
 
 NORM = "post_attention_layernorm"
@@ -160,4 +160,4 @@ def _paired_codes(built: Tensors, source: Tensors, name: str) -> Iterator[tuple[
         strict=True,
     )
     for theirs, codes, scales in pieces:
-        yield dequantize(unpack_codes(codes), scales), theirs.to(torch.bfloat16), codes, scales
+        yield decode_weight(codes, scales), theirs.to(torch.bfloat16), codes, scales
