@@ -71,7 +71,7 @@ def checksums(case: Case) -> Finding:
     if not (release.path / CHECKSUMS).is_file():
         return Finding([f"{CHECKSUMS} is missing"], "")
     listed = {}
-    for line in (release.path / CHECKSUMS).read_text(encoding="utf-8").splitlines():
+    for line in (release.path / CHECKSUMS).read_text(encoding="utf-8", errors="replace").splitlines():
         if line.strip():
             listed[line[64:].removeprefix(" ").lstrip(" *")] = line[:64]
     found = {file.name: file for file in sorted(release.path.iterdir()) if file.name != CHECKSUMS and file.is_file()}

@@ -3,7 +3,8 @@
 Knows no law and no file layout. What surprises: AWQ multiplies the columns of a linear by scales and divides what comes
 before it (`post_attention_layernorm`, the rows of `up_proj`) by the same. The norm's scales can be read off the two
 norms; those of `up_proj` are stored nowhere, so each row's factor is fitted, and `down_proj` is given it back. The
-error of a layer is that of the weights with the scales undone.
+error of a layer is that of the weights with the scales undone; the fit adds to it about 0.1 by the root of the row's
+length, nothing to speak of but in a very small model.
 """
 
 import math
@@ -20,8 +21,9 @@ from clef_core.weight_files import StoredTensor
 
 NORM = "post_attention_layernorm"
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-BF16_ROUNDING = 2.0**-8
-"""Largest relative difference of two bfloat16 values that were rounded from nearly the same number."""
+ROW_TOLERANCE = 2.0**-7
+"""Largest relative difference of a weight from its row's factor times the source: both are rounded to 2**-9, and the
+factor is fitted to rounded weights."""
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -124,7 +126,7 @@ def has_scaled_rows(built: Tensors, source: Tensors, name: str) -> bool:
     for ours, theirs in _paired(built, source, name):
         wanted = theirs * factors[start : start + len(ours), None]
         start += len(ours)
-        if ((ours - wanted).abs() > BF16_ROUNDING * wanted.abs() + 1e-30).any():
+        if ((ours - wanted).abs() > ROW_TOLERANCE * wanted.abs() + 1e-30).any():
             return False
     return True
 
