@@ -2,7 +2,8 @@
 
 Pure functions over log-probabilities and booleans; no torch, no database. The left run is the reference (BF16), the
 right one is held against it (MXFP4). Log-probabilities are unrounded natural logarithms, so a Kullback-Leibler
-divergence is finite where probabilities rounded to four decimals would make it infinite.
+divergence is finite where probabilities rounded to four decimals would make it infinite. scipy is imported where it is
+needed: it takes a second, and who only reads a stored report does not wait for it.
 """
 
 import math
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 CONFIDENCE_LEVEL = 0.95
 ECE_BINS = 15
@@ -55,6 +55,8 @@ def wilson(successes: int, n: int) -> Interval:
 
     Source: Wilson (1927); scipy's `binomtest(...).proportion_ci(method="wilson")`.
     """
+    from scipy.stats import binomtest
+
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"no share of {successes} in {n}")
     found = binomtest(successes, n).proportion_ci(CONFIDENCE_LEVEL, method="wilson")
@@ -118,6 +120,8 @@ def mcnemar_exact(broke: int, fixed: int) -> float:
 
     Source: McNemar (1947); the binomial test of `broke` in `broke + fixed` at one half.
     """
+    from scipy.stats import binomtest
+
     if broke + fixed == 0:
         return 1.0
     return float(binomtest(broke, broke + fixed, 0.5).pvalue)

@@ -17,13 +17,19 @@ TORCH_FREE_CORE = {
     f"clef_core.{name}"
     for name in (
         "errors", "strict_json", "rules", "schema", "images", "answers", "tokens", "release", "stats", "tasks",
-        "comparison", "comparison_report", "card",
+        "comparison", "comparison_report", "sensitivity_plot", "card",
     )
 }  # fmt: skip
 MODEL_PROCESS = ("worker.serve", "worker.jobs", "worker.commands.")
 """Modules of `worker` that run where a model is in memory, or load one inside a command."""
 
-WORKER_FOR_WEB = {f"worker.{name}" for name in ("submit", "tables", "questions_file", "settings", "progress")}
+WORKER_FOR_WEB = {
+    f"worker.{name}"
+    for name in (
+        "submit", "tables", "questions_file", "settings", "progress",
+        "compare", "comparison_export", "comparison_summary", "comparison_tables", "sides", "together",
+    )
+}  # fmt: skip
 
 
 def module_name(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The page: three screens under one navigation. What each does stands in its own module."""
+"""The page: four screens under one navigation. What each does stands in its own module."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,13 @@ import gradio as gr
 
 from clef_core.tokens import PromptTokenizer
 from web.batch import BatchScreen
+from web.compare import CompareScreen
 from web.decide import DecideScreen
 from web.history import HistoryScreen
 from worker.submit import Submitter
+
+EVENTS_AT_ONCE = 16
+"""Of each kind; Gradio's own default is one, so that a slow visitor would hold up all others."""
 
 
 def build_page(submitter: Submitter, tokenizers: Mapping[str, PromptTokenizer]) -> gr.Blocks:
@@ -22,6 +26,9 @@ def build_page(submitter: Submitter, tokenizers: Mapping[str, PromptTokenizer]) 
         DecideScreen(submitter, tokenizers, page)
     with page.route("Batch", "/batch"):
         BatchScreen(submitter, tokenizers, page)
+    with page.route("Compare", "/compare"):
+        CompareScreen(submitter, page)
     with page.route("History", "/history"):
         HistoryScreen(submitter, page)
+    page.queue(default_concurrency_limit=EVENTS_AT_ONCE)
     return page

@@ -1,4 +1,4 @@
-"""The page's look: a Gradio theme for the controls, one stylesheet for everything else.
+"""The page's look: a Gradio theme for the controls, stylesheets for everything else.
 
 One accent (ink blue) marks what can be pressed and what MXFP4 said; BF16 is the ink itself. Amber says "the variants
 differ" or "mind this", red says "wrong". The fonts come with Gradio and are served from this machine; of its Plex files
@@ -10,8 +10,8 @@ from pathlib import Path
 import gradio as gr
 from gradio.themes.utils.fonts import LocalFont
 
-STYLESHEET = Path(__file__).with_name("style.css")
-CSS = STYLESHEET.read_text(encoding="utf-8")
+STYLESHEETS = [Path(__file__).with_name(name) for name in ("style.css", "compare.css")]
+CSS = "".join(sheet.read_text(encoding="utf-8") for sheet in STYLESHEETS)
 
 INK_BLUE = gr.themes.Color(
     name="ink-blue",

@@ -9,7 +9,7 @@ What surprises: nobody has to wait for a comparison. When its last decision is t
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from clef_core.comparison_report import Report
 from clef_core.errors import ClefError
@@ -47,6 +47,7 @@ def start_comparison(
     floor: str | None = "",
     name: str = "",
     parameters: Mapping[str, Json] | None = None,
+    on_created: Callable[[int], object] | None = None,
 ) -> int:
     """Queue every answerable request of a batch in both variants, and for the floor; returns the comparison's id.
 
@@ -54,6 +55,7 @@ def start_comparison(
         floor: the variant that is run again; empty for the left one, None for no floor.
         name: the batch's if empty.
         parameters: how it was asked for, kept with it.
+        on_created: called with the comparison's id as soon as there is one, before its requests are queued.
 
     Raises:
         ComparisonError: there is no such batch, or it has no request that could be asked.
@@ -68,6 +70,8 @@ def start_comparison(
             batch_id, name or batch.name, left, right, left if floor == "" else floor, dict(parameters or {})
         )
         comparison_id = create_comparison(session, new)
+    if on_created is not None:
+        on_created(comparison_id)
     after = 0
     while True:
         with submitter.database.write() as session:

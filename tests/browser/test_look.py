@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from browser.conftest import Watched, open_decide, press_decide
 
-SCREENS = ["/", "/batch", "/history"]
+SCREENS = ["/", "/batch", "/compare", "/history"]
 LUMINANCE = """(selector) => {
     const [r, g, b] = getComputedStyle(document.querySelector(selector)).backgroundColor.match(/\\d+/g).map(Number);
     return (0.2126 * r + 0.7152 * g + 0.0722 * b) / 255;
@@ -48,11 +48,11 @@ def test_the_page_follows_the_dark_mode_of_the_system(browser: Browser, app_url:
 
 
 def test_every_screen_has_the_navigation_and_says_what_it_is(page: Page, app_url: str) -> None:
-    for screen, title in zip(SCREENS, ("Clef workbench", "Batch", "History"), strict=True):
+    for screen, title in zip(SCREENS, ("Clef workbench", "Batch", "Compare", "History"), strict=True):
         page.goto(app_url + screen, wait_until="domcontentloaded")
         expect(page.locator("#masthead h1")).to_have_text(title)
         expect(page.locator("#masthead p")).to_have_text(re.compile(r"^[^.]{20,160}\.( [^.]+\.)?$"))
-        expect(page.locator("nav a")).to_have_text(["Decide", "Batch", "History"])
+        expect(page.locator("nav a")).to_have_text(["Decide", "Batch", "Compare", "History"])
         expect(page.locator("#workers .chip")).to_have_count(2)
         page.wait_for_timeout(1000)  # leaving while the page still asks for things is an error in its console
 
