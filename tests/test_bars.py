@@ -73,7 +73,7 @@ def test_variants_that_choose_differently_are_flagged_and_both_answers_stand_the
         mxfp4={"team": {"billing": 0.25, "technical": 0.75}},
         bf16={"team": {"billing": 0.6, "technical": 0.4}},
     )
-    assert "variants differ" in markup
+    assert "answers differ" in markup
     assert re.findall(r'class="v-answer">([^<]+)<', markup) == ["technical", "billing"]
     assert "max Δ 0.350" in markup
 
@@ -84,7 +84,7 @@ def test_variants_that_choose_the_same_get_one_answer_and_no_flag() -> None:
         mxfp4={"team": {"billing": 0.25, "technical": 0.75}},
         bf16={"team": {"billing": 0.3, "technical": 0.7}},
     )
-    assert "variants differ" not in markup
+    assert "answers differ" not in markup
     assert re.findall(r'class="v-answer">([^<]+)<', markup) == ["technical"]
 
 

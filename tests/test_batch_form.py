@@ -1,5 +1,6 @@
 """From the Batch form to checked rows, and the panels that show them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def test_the_dry_run_counts_rows_and_names_those_that_cannot_be_asked(
 
 def test_the_preview_shows_what_the_model_reads_and_no_markup(uploads: Path, tokenizer: PromptTokenizer) -> None:
     table = uploads / "t.jsonl"
-    table.write_text('{"text": "%s", "id": "%s"}\n{"text": 5, "id": "b"}\n' % (MARKUP, MARKUP))
+    rows = [{"text": MARKUP, "id": MARKUP}, {"text": 5, "id": "b"}]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
     batch = check_draft(draft(table, id="id"), load_settings())
     shown = preview_html(first_rows(batch, tokenizer), batch.table)
     assert "JOINT SCHEMA DECISIONS:" in shown

@@ -127,7 +127,7 @@ def _agreement(bars: Sequence[Bar], is_differing: bool) -> str:
     if len(bars[0].probabilities) == 1:
         return ""
     gap = max(max(bar.probabilities) - min(bar.probabilities) for bar in bars)
-    word = '<strong class="flag">variants differ</strong>' if is_differing else "same answer"
+    word = '<strong class="flag">answers differ</strong>' if is_differing else "same answer"
     return f'<span class="q-agree">{word}<span class="q-gap">max Δ {gap:.3f}</span></span>'
 
 
@@ -185,7 +185,7 @@ def _scale_row(question_id: str, num_levels: int, shown: Sequence[Shown]) -> str
     last = num_levels - 1
     scores = [variant.answers[question_id]["score"] for variant in shown]
     stops = "".join(
-        f'<span class="stop" style="left:{100 * level / last:.2f}%">{level}</span>' for level in range(num_levels)
+        f'<span class="scale-stop" style="left:{100 * level / last:.2f}%">{level}</span>' for level in range(num_levels)
     )
     marks = "".join(
         f'<i class="mark mark-{place} tick-{place}" style="left:{100 * score / last:.2f}%"></i>'
@@ -224,7 +224,8 @@ def _row(bar: Bar, bars: Sequence[Bar], name: str, description: Json, *, is_noul
     classes = f"o{' noul' if is_noul else ''}{' o-chosen' if is_best[0] else ''}"
     return (
         f'<tr class="{classes}"><th scope="row"><span class="o-id">{name}</span>{note}</th>'
-        f'<td class="track-cell" aria-hidden="true"><div class="track">{fill}{middle}{ticks}</div>{ends}</td>{numbers}</tr>'
+        f'<td class="track-cell" aria-hidden="true"><div class="track">{fill}{middle}{ticks}</div>{ends}</td>'
+        f"{numbers}</tr>"
     )
 
 

@@ -203,7 +203,7 @@ class BatchScreen:
         ]
 
     def guess_labels(self, file: str | None, questions: str | None, labels: list[str] | None) -> tuple[Any, str]:
-        """After a change of the questions: their label columns, unless somebody chose some; and whether they are valid."""
+        """After a change of the questions: their label columns, unless some are chosen; and whether they are valid."""
         note = ""
         try:
             if questions and questions.strip():
@@ -271,13 +271,14 @@ class BatchScreen:
         except ClefError as error:
             yield error_html(str(error)), gr.skip()
             return
-        news: SimpleQueue[int | ClefError] = SimpleQueue()
-        Thread(target=self.store_rows, args=(batch, draft, news), name="store-rows").start()
+        news: SimpleQueue[int | str] = SimpleQueue()
+        # Ending the program must not wait for a million rows; what is stored by then can be resumed.
+        Thread(target=self.store_rows, args=(batch, draft, news), name="store-rows", daemon=True).start()
         first = news.get()
-        yield ("", str(first)) if isinstance(first, int) else (error_html(str(first)), gr.skip())
+        yield ("", str(first)) if isinstance(first, int) else (error_html(first), gr.skip())
 
-    def store_rows(self, batch: CheckedBatch, draft: BatchDraft, news: "SimpleQueue[int | ClefError]") -> None:
-        """Runs in the thread; says the batch's id, or why there is none."""
+    def store_rows(self, batch: CheckedBatch, draft: BatchDraft, news: "SimpleQueue[int | str]") -> None:
+        """Runs in the thread; says the batch's id, or why there is none. Only the first word is heard."""
         try:
             with batch.rows() as rows:
                 self.submitter.submit_batch(
@@ -292,7 +293,9 @@ class BatchScreen:
                 )
         except ClefError as error:
             logger.warning("storing %s stopped: %s", batch.table.path.name, error)
-            news.put(error)
+            news.put(str(error))
+        finally:
+            news.put("The rows could not be stored; the log says why.")
 
 
 def draft_of(values: tuple[Any, ...]) -> BatchDraft:

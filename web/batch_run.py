@@ -13,7 +13,7 @@ from clef_core.errors import ClefError
 from db import store
 from db.store_failures import first_failures
 from web.batch_view import answers_table_html, batch_head_html, failures_html, progress_html, recent_html
-from web.frame import QUEUED, QUIET, error_html, panel
+from web.frame import QUEUED, QUIET, error_html, panel, stored_id
 from web.uploads import new_download
 from worker.submit import Submitter
 from worker.tables import ExportFormat, export_batch
@@ -49,6 +49,7 @@ class RunView:
             with gr.Row(elem_classes=["run-actions"]):
                 self.cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", min_width=0)
                 self.resume = gr.Button("Resume", variant="primary", elem_id="resume", min_width=0)
+                self.compare = gr.Button("Compare", elem_id="compare", min_width=0)
                 self.csv = gr.Button("Download CSV", elem_id="download-csv", min_width=0)
                 self.jsonl = gr.Button("Download JSONL", elem_id="download-jsonl", min_width=0)
         self.progress = panel(elem_id="progress")
@@ -63,7 +64,7 @@ class RunView:
     def shown(self) -> list[gr.components.Component]:
         """Outputs of `show`."""
         texts = [self.problems, self.head, self.progress, self.failures, self.answers, self.recent]
-        return [self.timer, self.setup, self.frame, self.cancel, self.resume, *texts]
+        return [self.timer, self.setup, self.frame, self.cancel, self.resume, self.compare, *texts]
 
     def wire(self, page: gr.Blocks) -> None:
         reads: dict[str, Any] = {"inputs": self.batch_id, "outputs": self.shown, **QUIET}
@@ -93,7 +94,8 @@ class RunView:
     def restore(self, http: gr.Request) -> tuple[str, str, str]:
         """At page load: the batch that the address names; setting its id shows it."""
         asked = http.query_params.get("batch", "")
-        known = asked.isdecimal() and len(asked) < 19 and self.exists(int(asked))
+        number = stored_id(asked)
+        known = number is not None and self.exists(number)
         problem = error_html(f"There is no batch {asked[:20]!r} here.") if asked and not known else ""
         return asked if known else "", problem, self.recent_batches()
 
@@ -107,13 +109,11 @@ class RunView:
 
     def show(self, batch_id: str) -> list[Any]:
         """What the page shows of a batch now; the timer stops when nothing more will come."""
-        if not batch_id.isdecimal():
-            return [gr.Timer(active=False), gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 8]
-        number = int(batch_id)
+        number = stored_id(batch_id)
         with self.submitter.database.read() as session:
-            batch = store.get_batch(session, number)
-            if batch is None:
-                return [gr.Timer(active=False), gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 8]
+            batch = None if number is None else store.get_batch(session, number)
+            if batch is None or number is None:
+                return [gr.Timer(active=False), gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 9]
             progress = store.batch_progress(session, number)
             failures = first_failures(session, number, NUM_SHOWN_FAILURES)
             rows = list(islice(store.iter_results(session, number, chunk=NUM_SHOWN_ROWS), NUM_SHOWN_ROWS))
@@ -125,6 +125,7 @@ class RunView:
             gr.update(visible=True),
             gr.update(visible=not progress.is_finished and not progress.is_cancelled),
             gr.update(visible=progress.cancelled > 0 and not progress.queued),
+            gr.update(visible=is_over, link=f"/compare?batch={number}", link_target="_self"),
             gr.skip(),
             batch_head_html(batch),
             progress_html(batch, progress),

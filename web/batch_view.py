@@ -3,7 +3,7 @@
 Takes plain data; knows no Gradio and no database. All cells, ids and names of a file are escaped here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,7 +13,7 @@ from db.store_failures import Failure
 from db.views import BatchProgress, BatchView, DecisionView, HistoryItem, ResultRow
 from web.bars import format_probability, variant_label
 from web.batch_form import PreviewRow
-from web.frame import empty_html, problems_html, time_html
+from web.frame import Fact, empty_html, facts_html, problems_html, time_html
 from web.results import problem_of
 from worker.progress import describe_duration, rows_done
 from worker.tables import Plan, RowNote, Table
@@ -85,27 +85,18 @@ def plan_html(plan: Plan, warnings: Sequence[RowNote]) -> str:
     longest = f"in row {plan.longest_row}" if plan.longest_row is not None else ""
     time = describe_duration(plan.estimated_s) if plan.estimated_s is not None else "unknown"
     time_note = "per variant, side by side" if plan.estimated_s is not None else "until the first rows have run"
-    tiles = [
-        ("Rows", f"{plan.num_answerable:,}", unlike, False),
-        ("Bad rows", f"{plan.num_bad:,}", "get an error", plan.num_bad > 0),
-        ("Too long", f"{plan.num_too_long:,}", f"over {plan.max_tokens:,} tokens", plan.num_too_long > 0),
-        ("Longest", f"{plan.longest_tokens:,}", f"tokens, {longest}" if longest else "tokens", False),
-        ("Time", time, time_note, False),
+    facts = [
+        Fact("Rows", f"{plan.num_answerable:,}", unlike),
+        Fact("Bad rows", f"{plan.num_bad:,}", "get an error", plan.num_bad > 0),
+        Fact("Too long", f"{plan.num_too_long:,}", f"over {plan.max_tokens:,} tokens", plan.num_too_long > 0),
+        Fact("Longest", f"{plan.longest_tokens:,}", f"tokens, {longest}" if longest else "tokens"),
+        Fact("Time", time, time_note),
     ]
     notes = [*plan.bad, *plan.too_long]
     return (
-        f'<section class="panel"><h3 class="panel-title">Dry run</h3>{_tiles(tiles)}'
+        f'<section class="panel"><h3 class="panel-title">Dry run</h3>{facts_html(facts)}'
         f"{_notes('These rows cannot be answered', notes)}{_notes('These labels fit no option', warnings)}</section>"
     )
-
-
-def _tiles(tiles: Iterable[tuple[str, str, str, bool]]) -> str:
-    cells = "".join(
-        f'<div class="fact{" fact-alert" if alert else ""}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
-        f'<dd class="fact-note">{escape(note)}</dd></div>'
-        for name, value, note, alert in tiles
-    )
-    return f'<dl class="facts">{cells}</dl>'
 
 
 def _notes(title: str, notes: Sequence[RowNote]) -> str:
@@ -138,10 +129,10 @@ def progress_html(batch: BatchView, progress: BatchProgress) -> str:
     num_variants = len(batch.variants)
     noun = "Answers" if num_variants > 1 else "Rows"
     of = f"of {total:,}" + (f" ({progress.num_rows:,} rows, {num_variants} variants)" if num_variants > 1 else "")
-    tiles = [
-        (noun, f"{done:,}", of, False),
-        *(_end_tiles(batch, progress) if progress.is_finished else _running_tiles(progress)),
-        ("Failed", f"{progress.failed:,}", noun.lower(), progress.failed > 0),
+    facts = [
+        Fact(noun, f"{done:,}", of),
+        *(_end_facts(batch, progress) if progress.is_finished else _running_facts(progress)),
+        Fact("Failed", f"{progress.failed:,}", noun.lower(), progress.failed > 0),
     ]
     style = "bar-done" if word == "Done" else "bar-stopped" if word == "Cancelled" else ""
     bar = (
@@ -150,21 +141,21 @@ def progress_html(batch: BatchView, progress: BatchProgress) -> str:
     )
     return (
         f'<section class="panel progress" aria-live="polite"><div class="progress-head"><strong>{escape(word)}</strong>'
-        f"<span>{escape(note)}</span><b>{share:.0f} %</b></div>{bar}{_tiles(tiles)}</section>"
+        f"<span>{escape(note)}</span><b>{share:.0f} %</b></div>{bar}{facts_html(facts)}</section>"
     )
 
 
-def _running_tiles(progress: BatchProgress) -> list[tuple[str, str, str, bool]]:
+def _running_facts(progress: BatchProgress) -> list[Fact]:
     rate = f"{progress.rows_per_s:.3g}" if progress.rows_per_s else "–"
     left = describe_duration(progress.eta_s) if progress.eta_s is not None else "–"
-    return [("Speed", rate, "rows per second", False), ("Time left", left, "at this speed", False)]
+    return [Fact("Speed", rate, "rows per second"), Fact("Time left", left, "at this speed")]
 
 
-def _end_tiles(batch: BatchView, progress: BatchProgress) -> list[tuple[str, str, str, bool]]:
+def _end_facts(batch: BatchView, progress: BatchProgress) -> list[Fact]:
     seconds = (batch.finished_at - batch.created_at).total_seconds() if batch.finished_at else 0.0
     rows = rows_done(progress)
     rate = f"{rows / seconds:.3g}" if seconds else "–"
-    return [("Speed", rate, "rows per second, overall", False), ("Time", describe_duration(seconds), "in all", False)]
+    return [Fact("Speed", rate, "rows per second, overall"), Fact("Time", describe_duration(seconds), "in all")]
 
 
 def _stage(batch: BatchView, progress: BatchProgress) -> tuple[str, str]:
@@ -192,7 +183,8 @@ def failures_html(failures: Sequence[Failure], num_failed: int) -> str:
         for failure in failures
     )
     more = f"<li>and {num_failed - len(failures):,} more in the download</li>" if num_failed > len(failures) else ""
-    return f'<section class="panel"><h3 class="panel-title">Failures so far</h3><ul class="notes">{items}{more}</ul></section>'
+    title = '<h3 class="panel-title">Failures so far</h3>'
+    return f'<section class="panel">{title}<ul class="notes">{items}{more}</ul></section>'
 
 
 def answers_table_html(rows: Sequence[ResultRow], variants: Sequence[str]) -> str:
@@ -228,7 +220,8 @@ def _answer_cell(row: ResultRow, question: str, variants: Sequence[str]) -> str:
         text, sure = texts[0]
         return f'<td>{escape(text)} <span class="sure">{sure}</span></td>'
     parts = "".join(
-        f'<div><span class="v-small">{escape(variant_label(variant))}</span> {escape(text)} <span class="sure">{sure}</span></div>'
+        f'<div><span class="v-small">{escape(variant_label(variant))}</span> {escape(text)} '
+        f'<span class="sure">{sure}</span></div>'
         for (variant, _), (text, sure) in zip(answers, texts, strict=True)
     )
     return f'<td class="cell-differs">{parts}</td>'
@@ -261,7 +254,8 @@ def recent_html(items: Sequence[HistoryItem]) -> str:
         return empty_html("No batch yet", "Every batch you run stays here, with its results.")
     rows = "".join(
         f'<li><a href="/batch?batch={item.id}"><span class="h-title">{escape(_short(item.title))}</span>'
-        f'<span class="h-meta">{escape(item.summary)}</span>{status_html(item.status)}{time_html(item.created_at)}</a></li>'
+        f'<span class="h-meta">{escape(item.summary)}</span>{status_html(item.status)}'
+        f"{time_html(item.created_at)}</a></li>"
         for item in items
     )
     return f'<h3 class="panel-title">Recent batches</h3><ul class="links">{rows}</ul>'

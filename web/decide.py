@@ -32,9 +32,20 @@ from web.draft import (
     whole_request,
 )
 from web.examples import decide_examples
-from web.frame import QUEUED, QUIET, draw_frame, error_html, panel, problems_html, remembered_questions, variants_radio
+from web.frame import (
+    QUEUED,
+    QUIET,
+    draw_frame,
+    error_html,
+    panel,
+    problems_html,
+    remembered_questions,
+    stored_id,
+    variants_radio,
+)
 from web.meter import meter_html
 from web.results import EMPTY, Snapshot, load_snapshot, responses, results_html, variant_order
+from web.together import TogetherPanel
 from web.uploads import publish_image
 from worker.submit import Submitter
 
@@ -245,6 +256,7 @@ class DecideScreen:
         # In the browser, not in the session: a restarted server still learns which request the page shows.
         self.request_id = gr.Textbox(visible=False, elem_id="request-id")
         self.timer = gr.Timer(POLL_S, active=False)
+        TogetherPanel(self.submitter, self.request_id)
 
     # ---- wiring ----
 
@@ -420,7 +432,7 @@ class DecideScreen:
 
     def refresh(self, request_id: str) -> list[Any]:
         """What the page shows of a request now; stops the timer when nothing more will come."""
-        snapshot = load_snapshot(self.submitter, int(request_id)) if request_id.isdecimal() else None
+        snapshot = self.load(request_id)
         if snapshot is None:
             return [gr.Timer(active=False), *self.show_nothing()]
         return [gr.Timer(active=not snapshot.is_finished), *self.show(snapshot)]
@@ -431,10 +443,17 @@ class DecideScreen:
         unchanged = [*[gr.skip()] * 6, questions_json(self.examples[0][1].cards)]
         if not asked:
             return [*unchanged, "", ""]
-        snapshot = load_snapshot(self.submitter, int(asked)) if asked.isdecimal() and len(asked) < 19 else None
+        snapshot = self.load(asked)
         if snapshot is None:
             return [*unchanged, "", error_html(f"There is no decision {asked[:20]!r} here.")]
-        return [*show_filled(self.fill_stored(snapshot.request)), asked, ""]
+        try:
+            return [*show_filled(self.fill_stored(snapshot.request)), asked, ""]
+        except (OSError, ClefError) as error:  # an image is gone, or a row that never was a request
+            return [*unchanged, asked, error_html(f"The inputs of this decision cannot be shown here: {error}")]
+
+    def load(self, request_id: str) -> Snapshot | None:
+        number = stored_id(request_id)
+        return None if number is None else load_snapshot(self.submitter, number)
 
     def fill_stored(self, request: RequestView) -> Filled:
         body = {"model": request.asked_model, "state": request.state or "", "questions": request.questions}

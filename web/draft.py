@@ -1,7 +1,7 @@
 """What stands in the Decide form, and the way from there to a request, a token count, and back.
 
-The form holds texts and upload paths; nothing here draws anything. The state's text is a string or JSON: "auto" takes an
-object or array for JSON when it is valid, and `describe_state` says which it was, so that the choice is never hidden.
+The form holds texts and upload paths; nothing here draws anything. The state's text is a string or JSON: "auto" takes
+an object or array for JSON when it is valid, and `describe_state` says which it was, so that the choice is not hidden.
 """
 
 import base64

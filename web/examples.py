@@ -1,4 +1,4 @@
-"""The worked examples of the page, read from `examples/`: for Decide whole requests, for Batch a file with questions."""
+"""The page's worked examples, read from `examples/`: whole requests for Decide, a table with questions for Batch."""
 
 import json
 from dataclasses import dataclass

@@ -5,6 +5,7 @@ It knows nothing of the screens.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -31,7 +32,7 @@ MARK = (
     )
     + "</svg>"
 )
-FIELD_WORDS = {"criteria": "Options", "instructions": "Instructions", "type": "Type", "images": "Image"}
+FIELD_WORDS = {"criteria": "Options", "instructions": "Instructions", "type": "Type"}
 WORKER_POLL_S = 5.0
 WORKER_WORDS: dict[VariantState, str] = {
     "ready": "ready",
@@ -45,6 +46,11 @@ QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden",
 """For events that answer at once and should not be seen working."""
 QUEUED = QUIET | {"queue": True}
 """The same for events that set a `gr.State`: only queued ones tell the page that it changed. Or that take a while."""
+
+
+def stored_id(text: str) -> int | None:
+    """The id that somebody wrote into an address, or `None` if no database could hold it."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def panel(value: str = "", **options: object) -> gr.HTML:
@@ -143,13 +149,36 @@ def problems_html(problems: Iterable[Problem], *, skip: int = 0) -> str:
 def _place(loc: tuple[str | int, ...]) -> str:
     if not loc:
         return ""
-    first = FIELD_WORDS.get(loc[0], loc[0]) if isinstance(loc[0], str) else f"No. {loc[0] + 1}"
-    return f"<b>{escape(' › '.join(map(str, (first, *loc[1:]))))}</b> "
+    first, *rest = loc
+    if first == "images" and rest and isinstance(rest[0], int):
+        first, rest = f"Image {rest[0] + 1}", rest[1:]
+    words = [FIELD_WORDS.get(str(first), str(first)), *map(str, rest)]
+    return f"<b>{escape(' › '.join(words))}</b> "
 
 
 def error_html(message: str) -> str:
     """One message in the shape of a problem; its lines stay lines."""
     return problems_html(Problem((), line, "error") for line in message.splitlines())
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number with its name and a small remark; plain text."""
+
+    name: str
+    value: str
+    note: str = ""
+    is_alert: bool = False
+
+
+def facts_html(facts: Iterable[Fact]) -> str:
+    """Facts side by side."""
+    cells = "".join(
+        f'<div class="fact{" fact-alert" if fact.is_alert else ""}"><dt>{escape(fact.name)}</dt>'
+        f'<dd>{escape(fact.value)}</dd><dd class="fact-note">{escape(fact.note)}</dd></div>'
+        for fact in facts
+    )
+    return f'<dl class="facts">{cells}</dl>'
 
 
 def empty_html(title: str, text: str) -> str:

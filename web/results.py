@@ -10,12 +10,12 @@ from html import escape
 from typing import Any
 
 from clef_core.answers import build_answers, build_response
-from clef_core.errors import Problem
+from clef_core.errors import Problem, count
 from clef_core.schema import AnyQuestion, parse_questions
 from db import store
 from db.views import DecisionView, RequestView, WorkerView
 from web.bars import CONFIDENCE_MEANING, Shown, answers_html, num_differing, variant_label
-from web.frame import empty_html, problems_html, time_html
+from web.frame import Fact, empty_html, facts_html, problems_html, time_html
 from web.status import variant_facts, variant_state
 from worker.settings import Settings
 from worker.submit import Submitter
@@ -86,7 +86,8 @@ def results_html(snapshot: Snapshot, settings: Settings) -> str:
 
 def responses(snapshot: Snapshot, settings: Settings) -> dict[str, str]:
     """Per finished variant the SystemOne response as indented JSON, as `GET /v1/decisions/{id}` gives it."""
-    questions = parse_questions(snapshot.request.questions)
+    done = [decision for decision in snapshot.decisions if decision.status == "done"]
+    questions = parse_questions(snapshot.request.questions) if done else {}
     return {
         decision.variant: json.dumps(
             build_response(
@@ -101,8 +102,7 @@ def responses(snapshot: Snapshot, settings: Settings) -> dict[str, str]:
             ensure_ascii=False,
             indent=2,
         )
-        for decision in snapshot.decisions
-        if decision.status == "done"
+        for decision in done
     }
 
 
@@ -113,27 +113,19 @@ def _shown(decision: DecisionView, questions: dict[str, AnyQuestion], settings: 
 
 def _facts(snapshot: Snapshot, done: Sequence[DecisionView], settings: Settings) -> str:
     request = snapshot.request
-    tokens = done[0].input_tokens or 0
-    cells = [
-        (
-            variant_label(decision.variant),
-            f"{decision.latency_ms:,.0f} ms" if decision.latency_ms is not None else "–",
-            f"{_run_words(decision)}",
-        )
-        for decision in done
-    ]
-    cells.append(("Tokens", f"{tokens:,}", f"of {settings.max_tokens:,} allowed"))
-    facts = "".join(
-        f'<div class="fact"><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="fact-note">{escape(note)}</dd></div>'
-        for name, value, note in cells
-    )
+    facts = [Fact(variant_label(decision.variant), _latency(decision), _run_words(decision)) for decision in done]
+    facts.append(Fact("Tokens", f"{done[0].input_tokens or 0:,}", f"of {settings.max_tokens:,} allowed"))
     cut = done[0].truncated_tokens
     note = f'<p class="cut">{cut:,} tokens were cut from the end of the state, as you allowed.</p>' if cut else ""
     return (
         f'<div class="saved"><a href="/?request={request.id}">Decision {request.id}</a>'
         f"<span>{time_html(request.created_at)}</span></div>"
-        f'<dl class="facts">{facts}</dl>{note}'
+        f"{facts_html(facts)}{note}"
     )
+
+
+def _latency(decision: DecisionView) -> str:
+    return "–" if decision.latency_ms is None else f"{decision.latency_ms:,.0f} ms"
 
 
 def _run_words(decision: DecisionView) -> str:
@@ -147,11 +139,10 @@ def _run_words(decision: DecisionView) -> str:
 def _agreement(questions: dict[str, AnyQuestion], shown: Sequence[Shown]) -> str:
     if len(shown) < 2:
         return ""
-    num = num_differing(questions, shown)
-    total = len(questions)
+    num, total = num_differing(questions, shown), count(len(questions), "question")
     if num == 0:
-        return f'<p class="summary">The variants give the same answer to {"the question" if total == 1 else f"all {total} questions"}.</p>'
-    return f'<p class="summary summary-differs">The variants differ in {num} of {total} question{"" if total == 1 else "s"}.</p>'
+        return f'<p class="summary">The variants give the same answer to {total}.</p>'
+    return f'<p class="summary summary-differs">The variants differ in {num} of {total}.</p>'
 
 
 def _pending(snapshot: Snapshot, decision: DecisionView) -> str:

@@ -8,16 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect, sync_playwright
+from browser.steps import PROJECT, Watched, open_batch, open_decide
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-PROJECT = Path(__file__).parents[2]
 START_TIMEOUT_S = 120
-ANSWER_TIMEOUT_MS = 60_000
+EXPECT_TIMEOUT_MS = 30_000  # a busy machine of two cores takes its time
 CHROMIUM_FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -28,26 +27,6 @@ CHROMIUM_FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
-
-
-expect.set_options(timeout=30_000)  # a busy machine of two cores takes its time
-
-
-@dataclass
-class Watched:
-    """What a page did that a person would not see."""
-
-    errors: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def attach(self, page: Page) -> None:
-        page.on("console", self._console)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def _console(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
-            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -102,6 +81,7 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium is installed (make test installs it where apt may)")
+    expect.set_options(timeout=EXPECT_TIMEOUT_MS)
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
         yield launched
@@ -120,7 +100,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 def page(context: BrowserContext, app_url: str) -> Iterator[Page]:
     """A tab. Whatever a test does in it: no error in the console, no request to another machine."""
     tab = context.new_page()
-    tab.set_default_timeout(30_000)
+    tab.set_default_timeout(EXPECT_TIMEOUT_MS)
     watched = Watched()
     watched.attach(tab)
     yield tab
@@ -144,34 +124,3 @@ def batch(page: Page, app_url: str) -> Iterator[Page]:
     if page.locator("#cancel").is_visible():  # the next test's rows would wait for these
         page.locator("#cancel").click()
         expect(page.locator("#cancel")).to_be_hidden()
-
-
-def open_decide(page: Page, url: str) -> None:
-    page.goto(url, wait_until="domcontentloaded")
-    expect(page.locator("#card-0")).to_be_visible()
-    expect(page.locator("#meter .tokens")).to_contain_text("16,384")
-
-
-def open_batch(page: Page, url: str) -> None:
-    page.goto(url, wait_until="domcontentloaded")
-    expect(page.locator("#workers .chip").first).to_be_visible()
-
-
-def unfold(page: Page, number: int) -> None:
-    """Open a question card, if it is folded."""
-    head = page.locator(f"#card-{number} > button")
-    if "open" not in (head.get_attribute("class") or ""):
-        head.click()
-    expect(page.locator(f"#card-{number} .f-id textarea, #card-{number} .f-id input").first).to_be_visible()
-
-
-def field_of(page: Page, number: int, name: str) -> Locator:
-    """A text field of a card: `id`, `instructions` or `options`."""
-    return page.locator(f"#card-{number} .f-{name} :is(input, textarea)").first
-
-
-def press_decide(page: Page) -> None:
-    """Decide and wait for all answers."""
-    page.locator("#decide").click()
-    expect(page.locator("#results .answers")).to_be_visible(timeout=ANSWER_TIMEOUT_MS)
-    expect(page.locator("#results .pending")).to_have_count(0, timeout=ANSWER_TIMEOUT_MS)

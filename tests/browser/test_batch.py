@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from browser.steps import PROJECT, open_batch, open_decide
 from playwright.sync_api import Locator, Page, expect
-
-from browser.conftest import PROJECT, open_batch, open_decide
 
 EXAMPLES = PROJECT / "examples"
 RUN_TIMEOUT_MS = 900_000

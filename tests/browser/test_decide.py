@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from browser.steps import PROJECT, field_of, open_decide, press_decide, unfold
 from playwright.sync_api import Page, expect
-
-from browser.conftest import PROJECT, field_of, open_decide, press_decide, unfold
 
 EXAMPLES = PROJECT / "examples"
 MARKUP = "<img src=x onerror=\"document.title='hacked'\"><b>bold</b>"

@@ -2,9 +2,8 @@
 
 from uuid import uuid4
 
+from browser.steps import PROJECT, open_batch, open_decide, press_decide
 from playwright.sync_api import Page, expect
-
-from browser.conftest import PROJECT, open_batch, open_decide, press_decide
 
 
 def open_history(page: Page, app_url: str) -> None:

@@ -3,9 +3,8 @@
 import re
 
 import pytest
+from browser.steps import Watched, open_decide, press_decide
 from playwright.sync_api import Browser, Page, expect
-
-from browser.conftest import Watched, open_decide, press_decide
 
 SCREENS = ["/", "/batch", "/compare", "/history"]
 LUMINANCE = """(selector) => {

@@ -1,0 +1,57 @@
+"""What a person does on the page, as functions for the tests."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from playwright.sync_api import ConsoleMessage, Locator, Page, expect
+
+PROJECT = Path(__file__).parents[2]
+ANSWER_TIMEOUT_MS = 60_000
+
+
+@dataclass
+class Watched:
+    """What a page did that a person would not see."""
+
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def attach(self, page: Page) -> None:
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
+
+
+def open_decide(page: Page, url: str) -> None:
+    page.goto(url, wait_until="domcontentloaded")
+    expect(page.locator("#card-0")).to_be_visible()
+    expect(page.locator("#meter .tokens")).to_contain_text("16,384")
+
+
+def open_batch(page: Page, url: str) -> None:
+    page.goto(url, wait_until="domcontentloaded")
+    expect(page.locator("#workers .chip").first).to_be_visible()
+
+
+def unfold(page: Page, number: int) -> None:
+    """Open a question card, if it is folded."""
+    head = page.locator(f"#card-{number} > button")
+    if "open" not in (head.get_attribute("class") or ""):
+        head.click()
+    expect(page.locator(f"#card-{number} .f-id textarea, #card-{number} .f-id input").first).to_be_visible()
+
+
+def field_of(page: Page, number: int, name: str) -> Locator:
+    """A text field of a card: `id`, `instructions` or `options`."""
+    return page.locator(f"#card-{number} .f-{name} :is(input, textarea)").first
+
+
+def press_decide(page: Page) -> None:
+    """Decide and wait for all answers."""
+    page.locator("#decide").click()
+    expect(page.locator("#results .answers")).to_be_visible(timeout=ANSWER_TIMEOUT_MS)
+    expect(page.locator("#results .pending")).to_have_count(0, timeout=ANSWER_TIMEOUT_MS)
