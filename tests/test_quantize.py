@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -20,15 +21,18 @@ from typer.testing import CliRunner
 from clef_core import work_folder
 from clef_core.engine import Engine, Record
 from clef_core.errors import ReleaseError, SettingsError
+from clef_core.linears import read_backbone
 from clef_core.model import load_release
 from clef_core.mxfp4 import MXFP4Linear
 from clef_core.progress import Progress
 from clef_core.quantize import quantize
-from clef_core.recipe import Recipe
+from clef_core.quantize_files import planned_entries
+from clef_core.recipe import MIN_SHARD_BYTES, Recipe
 from clef_core.release import CHECKSUMS, INDEX, ChecksumCache, read_release, verify_checksums
 from clef_core.room import check_disk
 from clef_core.schema import parse_request
 from clef_core.weight_encoder import encode_weight
+from clef_core.weight_files import StoredTensor, plan_shards
 from worker.__main__ import app
 
 BF16 = PROJECT / "checkpoints" / "random-bf16"
@@ -171,6 +175,23 @@ def test_floats_of_other_kinds_become_bfloat16_but_mtp_tensors_stay_as_they_are(
     assert torch.equal(found[mtp], extra[mtp])
     exclude = json.loads((tmp_path / "target" / "config.json").read_text())["quantization_config"]["exclude"]
     assert exclude[-2:] == ["mtp.layers.0.mlp.up_proj", "mtp.norm"]
+
+
+def test_the_27b_release_gets_the_sizes_of_the_released_build():
+    """54.7 GB in BF16 and 18.9 GB in MXFP4, both weights alone: planned from the configuration, no file is read."""
+    text = {
+        "vocab_size": 248_320, "hidden_size": 5_120, "intermediate_size": 17_408, "num_hidden_layers": 64,
+        "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    }  # fmt: skip
+    backbone = read_backbone({"text_config": text, "vision_config": {"out_hidden_size": 5_120}}, Path())
+    source = {
+        name: StoredTensor(Path(), "BF16", shape, 0, 2 * math.prod(shape)) for name, shape in backbone.shapes.items()
+    }
+    entries = planned_entries(source, backbone.linears)
+    assert sum(stored.num_bytes for stored in source.values()) == pytest.approx(54.7e9, rel=0.003)
+    assert sum(entry.num_bytes for entry in entries) == pytest.approx(18.9e9, rel=0.003)
+    assert len(plan_shards(entries, 5, MIN_SHARD_BYTES)) == 5
 
 
 # What stops a build

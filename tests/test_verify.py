@@ -12,7 +12,6 @@ from conftest import GOLDEN, PROJECT
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from clef_core import laws
 from clef_core.errors import ReleaseError
 from clef_core.quantize import quantize
 from clef_core.recipe import Recipe
@@ -272,17 +271,6 @@ def test_error_and_ratio_are_those_of_the_definition(built):
     error = next(error for error in verify(built, BF16).errors if error.name == name)
     assert error.relative == pytest.approx(relative, rel=1e-6)
     assert error.sqnr_db == pytest.approx(-20 * math.log10(relative), abs=1e-5)
-
-
-def test_the_sizes_of_the_released_build_come_out_of_its_shapes():
-    """4.25 bits per weight, 18.9 GB beside 54.7 GB: the 27B backbone of the model card, counted from its shapes."""
-    hidden, mlp, layers, vocabulary = 5120, 17408, 64, 248320
-    delta = hidden * (16384 + 6144 + 2 * 48) + 6144 * hidden
-    attention = hidden * (2 * 24 * 256 + 2 * 4 * 256) + 24 * 256 * hidden
-    linears = 48 * delta + 16 * attention + layers * 3 * hidden * mlp
-    embeddings = 2 * vocabulary * hidden
-    assert linears * 2 + embeddings * 2 == pytest.approx(54.7e9, rel=0.05)
-    assert linears * laws.BITS_PER_WEIGHT / 8 + embeddings * 2 == pytest.approx(18.9e9, rel=0.1)
 
 
 def test_what_is_not_there_is_an_error(tmp_path):
