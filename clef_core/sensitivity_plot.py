@@ -24,8 +24,8 @@ _STYLE = """
 .sensitivity .soft { fill: var(--soft, #667085); }
 .sensitivity .grid { stroke: var(--track, #e4e7ec); }
 .sensitivity .floor { stroke: var(--soft, #667085); stroke-dasharray: 3 3; }
-.sensitivity .mark { fill: var(--fill, #3550a5); stroke: var(--fill, #3550a5); }
-.sensitivity .all .mark { fill: var(--amber, #b45309); stroke: var(--amber, #b45309); }
+.sensitivity .amount { fill: var(--fill, #3550a5); stroke: var(--fill, #3550a5); }
+.sensitivity .all .amount { fill: var(--amber, #b45309); stroke: var(--amber, #b45309); }
 .sensitivity .whisker { stroke: var(--tick, #16161a); }
 """
 
@@ -90,8 +90,8 @@ def _row(row: Json, y: float, scales: Sequence[Scale], *, is_all: bool) -> list[
         _text(kl(0.0) - 10, y + 4, str(row["part"]), "text-anchor='end'"),
         _bar(kl, row["kl"], y),
         f"<path class='whisker' d='{whisker}'/>",
-        f"<path class='mark' d='M{agreement(low):.1f} {y}H{agreement(high):.1f}'/>",
-        f"<circle class='mark' cx='{agreement(share):.1f}' cy='{y}' r='4'/>",
+        f"<path class='amount' d='M{agreement(low):.1f} {y}H{agreement(high):.1f}'/>",
+        f"<circle class='amount' cx='{agreement(share):.1f}' cy='{y}' r='4'/>",
         _bar(change, row["max_abs_dp"], y),
         _text(change(row["max_abs_dp"]) + 6, y + 4, f"{row['max_abs_dp']:.3f}", "class='soft'"),
         "</g>",
@@ -113,7 +113,7 @@ def _scale(left: float, low: float, high: float) -> Scale:
 
 def _bar(scale: Scale, value: float, y: float) -> str:
     start = scale(0.0)
-    return f"<rect class='mark' x='{start:.1f}' y='{y - 5}' width='{scale(value) - start:.1f}' height='10'/>"
+    return f"<rect class='amount' x='{start:.1f}' y='{y - 5}' width='{scale(value) - start:.1f}' height='10'/>"
 
 
 def _text(x: float, y: float, text: str, attributes: str) -> str:

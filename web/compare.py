@@ -21,7 +21,7 @@ from db.views import HistoryItem
 from web.bars import variant_label
 from web.compare_opened import OpenedView
 from web.compare_view import comparisons_html
-from web.frame import QUEUED, QUIET, draw_frame, error_html, panel
+from web.frame import QUEUED, QUIET, draw_frame, error_html, panel, stored_id
 from web.results import variant_order
 from web.sensitivity import sensitivity_html, sensitivity_list_html
 from worker.compare import start_comparison
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 LIST_POLL_S = 2.0
 NUM_BATCHES = 50
-MAX_ID_DIGITS = 18
 REFERENCE = "bf16"
 SENTENCE = "How far two variants are apart on your own rows, and how much of that is rounding noise."
 
@@ -60,8 +59,13 @@ class CompareScreen:
         left = REFERENCE if REFERENCE in self.variants else self.variants[-1]
         with gr.Row(elem_classes=["compare-form"]):
             self.batch = gr.Dropdown(
-                [], label="Rows of this finished batch", elem_id="compare-batch", interactive=True, scale=3, min_width=240
-            )  # fmt: skip
+                [],
+                label="Rows of this finished batch",
+                elem_id="compare-batch",
+                interactive=True,
+                scale=3,
+                min_width=240,
+            )
             self.left = self.draw_side("Reference", left, "compare-left")
             self.right = self.draw_side("Held against it", self.variants[0], "compare-right")
             self.floor = gr.Checkbox(
@@ -128,7 +132,8 @@ class CompareScreen:
         text = http.query_params.get(name, "")
         if not text:
             return "", ""
-        if text.isdecimal() and len(text) <= MAX_ID_DIGITS and self.exists(name, int(text)):
+        number = stored_id(text)
+        if number is not None and self.exists(name, number):
             return text, ""
         return "", f"There is no {name}{' run' if name == 'sensitivity' else ''} {text[:20]!r} here."
 
@@ -170,9 +175,8 @@ class CompareScreen:
         if not batch_id:
             return error_html("Choose a finished batch first; the Batch screen makes one."), gr.skip()
         news: SimpleQueue[int | ClefError] = SimpleQueue()
-        Thread(
-            target=self.store_run, args=(int(batch_id), left, right, floor, news), name="store-comparison"
-        ).start()  # fmt: skip
+        args = (int(batch_id), left, right, floor, news)
+        Thread(target=self.store_run, args=args, name="store-comparison").start()
         first = news.get()
         return ("", str(first)) if isinstance(first, int) else (error_html(str(first)), gr.skip())
 

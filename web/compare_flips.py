@@ -24,7 +24,7 @@ from db.store_comparison_reads import get_comparison
 from db.views import RequestView, Side
 from web.bars import Shown, answers_html, format_probability
 from web.compare_view import run_names
-from web.frame import empty_html
+from web.frame import empty_html, stored_id
 from web.plots import Names
 from worker.settings import Settings
 
@@ -37,7 +37,13 @@ FILTERS: Mapping[str, AnswerFilter] = {
     "fixed": AnswerFilter(is_flip=True, effect="fixed"),
     "same": AnswerFilter(is_flip=False),
 }
-FILTER_WORDS = (("All flips", "all"), ("Near ties", "near"), ("Broke", "broke"), ("Fixed", "fixed"), ("Same", "same"))
+FILTER_WORDS = (
+    ("All flips", "all"),
+    ("Near ties", "near"),
+    ("Broke", "broke"),
+    ("Fixed", "fixed"),
+    ("No flip", "same"),
+)
 ORDER_WORDS = (("closest calls first", "margin"), ("largest KL first", "divergence"), ("in the order of rows", "row"))
 EFFECT_WORDS = {"broke": "broke", "fixed": "fixed", "other": "both wrong"}
 
@@ -160,8 +166,13 @@ class FlipsView:
         bare: dict[str, Any] = {"show_label": False, "container": False, "interactive": True, "min_width": 0}
         with gr.Row(elem_classes=["filters"]):
             self.kind = gr.Radio(
-                list(FILTER_WORDS), value="all", label="Which answers", elem_id="flip-kind", elem_classes=["segmented"], **bare
-            )  # fmt: skip
+                list(FILTER_WORDS),
+                value="all",
+                label="Which answers",
+                elem_id="flip-kind",
+                elem_classes=["segmented"],
+                **bare,
+            )
             self.question = gr.Dropdown(
                 [("every question", "")], value="", label="Question", elem_id="flip-question", **bare
             )
@@ -198,15 +209,15 @@ class FlipsView:
             )
         self.list.click(self.unfold, [*chosen, self.page_number, self.unfolded], self.shown, **quiet)
 
-    def unfold(
-        self, comparison_id: str, kind: str, question: str, order: AnswerOrder, page: str, before: str, event: gr.EventData
-    ) -> list[Any]:  # fmt: skip
+    def unfold(self, event: gr.EventData, comparison_id: str, *values: Any) -> list[Any]:
         """Show the bars of the clicked answer, or hide them when they are shown already."""
+        kind, question, order, page, before = values
         request_id, question_id = str(event.request), str(event.question)
         key = f"{request_id} {question_id}"
+        number, request_number = stored_id(comparison_id), stored_id(request_id)
         found = None
-        if key != before and comparison_id.isdecimal() and request_id.isdecimal() and len(request_id) < 19:
-            found = load_unfolded(self.database, int(comparison_id), int(request_id), question_id)
+        if key != before and number is not None and request_number is not None:
+            found = load_unfolded(self.database, number, request_number, question_id)
         parts = self.show(comparison_id, kind, question, order, page_number=_number(page), unfolded=found)
         return [*parts[:-1], key if found is not None else ""]
 
@@ -221,14 +232,15 @@ class FlipsView:
         unfolded: Unfolded | None = None,
     ) -> list[Any]:
         """Values for `shown`."""
-        if not comparison_id.isdecimal():
+        number = stored_id(comparison_id)
+        if number is None:
             return self.show_nothing()
         page_number = max(page_number, 0)
         with self.database.read() as session:
-            view = get_comparison(session, int(comparison_id))
+            view = get_comparison(session, number)
             found = list_answers(
                 session,
-                int(comparison_id),
+                number,
                 filter_of(kind, question or ""),
                 order=order,
                 offset=page_number * PAGE_ANSWERS,
@@ -245,4 +257,4 @@ class FlipsView:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return stored_id(text) or 0

@@ -16,7 +16,7 @@ from db.comparison_views import ComparisonView
 from web.compare_flips import FlipsView
 from web.compare_report import report_html, threshold_html
 from web.compare_view import NOTHING_COMPARED, comparison_head_html, comparison_progress_html, run_names
-from web.frame import QUEUED, QUIET, error_html, panel
+from web.frame import QUEUED, QUIET, error_html, panel, stored_id
 from web.uploads import new_download
 from worker.compare import ComparisonError, continue_comparison, look_at_progress, open_comparison, stop_comparison
 from worker.comparison_export import ComparisonFormat, comparison_json, write_comparison_csv, write_comparison_jevl
@@ -68,8 +68,14 @@ class OpenedView:
         with gr.Column(elem_id="explore", elem_classes=["explore"], visible=False) as self.explore:
             panel('<h2 class="section">Act only when it is sure</h2>')
             self.threshold = gr.Slider(
-                0, 1, FIRST_THRESHOLD, step=0.01, label="Act only above confidence", interactive=True, elem_id="threshold"
-            )  # fmt: skip
+                0,
+                1,
+                FIRST_THRESHOLD,
+                step=0.01,
+                label="Act only above confidence",
+                interactive=True,
+                elem_id="threshold",
+            )
             self.coverage = panel(elem_id="coverage")
             panel('<h2 class="section">Answer by answer</h2>')
             self.flips = FlipsView(self.database, self.submitter.settings)
@@ -116,9 +122,10 @@ class OpenedView:
 
     def show(self, comparison_id: str, threshold: float) -> list[Any]:
         """What the page shows of a comparison now; the timer stops when nothing more will come."""
-        if not comparison_id.isdecimal():
-            return [gr.Timer(active=False), gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 18]
-        number = int(comparison_id)
+        number = stored_id(comparison_id)
+        if number is None:
+            unchanged = [gr.skip()] * (len(self.shown) - 3)
+            return [gr.Timer(active=False), gr.update(visible=True), gr.update(visible=False), *unchanged]
         progress = look_at_progress(self.database, number)
         if progress.is_decided and not progress.is_finished:
             summarise_comparison(self.database, number, deadline=time.monotonic() + SUMMARY_BUDGET_S)
@@ -165,9 +172,10 @@ class OpenedView:
         return self.show(comparison_id, threshold)
 
     def try_threshold(self, comparison_id: str, threshold: float) -> str:
-        if not comparison_id.isdecimal():
+        number = stored_id(comparison_id)
+        if number is None:
             return ""
-        view, report = open_comparison(self.database, int(comparison_id))
+        view, report = open_comparison(self.database, number)
         return "" if report is None else threshold_html(report.coverage, run_names(view), threshold)
 
     def export(self, comparison_id: str, kind: ComparisonFormat, suffix: str) -> tuple[Any, str]:

@@ -31,7 +31,8 @@ def report_html(view: ComparisonView, report: Report) -> str:
     note = ""
     if random:
         of = " and ".join(escape(variant_label(name)) for name in random)
-        note = f'<p class="hint">Random weights ({of}): the figures show that the machinery works, and nothing about Clef.</p>'
+        words = "the figures show that the machinery works, and nothing about Clef"
+        note = f'<p class="hint">Random weights ({of}): {words}.</p>'
     return (
         f'<div class="report"><section class="panel headline"><p class="verdict-line">{_headline(view, report)}</p>'
         f"{_floor_line(report.overall)}{note}{_overall_facts(report.overall)}</section>"
@@ -109,7 +110,8 @@ def _floor_cells(found: SummaryNumbers, floor: DivergenceNumbers | None) -> list
 
 def _label_table(report: Report, names: Names) -> str:
     if report.overall.labelled is None:
-        return '<p class="hint">No right answers are known for these rows, so there is no accuracy. Columns named label or label:&lt;question&gt; bring them.</p>'
+        words = "No right answers are known for these rows, so there is no accuracy"
+        return f'<p class="hint">{words}. Columns named label or label:&lt;question&gt; bring them.</p>'
     left, right = escape(names.left), escape(names.right)
     heads = ["n", left, right, "broke", "fixed", "p", left, right, left, right]
     groups = [("", 2), ("Accuracy (95 % CI)", 2), ("McNemar, exact", 3), ("ECE", 2), ("Brier", 2)]
@@ -149,7 +151,8 @@ def _table(
     under = "".join(f'<th scope="col">{head}</th>' for head in heads)
     body = "".join(
         f'<tr{"" if name else " class=all"}><th scope="row">{escape(name) or "all questions"}</th>'
-        f"{''.join(f'<td>{cell}</td>' for cell in cells)}{''.join(f'<td class=floor>{cell}</td>' for cell in floor)}</tr>"
+        f"{''.join(f'<td>{cell}</td>' for cell in cells)}"
+        f"{''.join(f'<td class=floor>{cell}</td>' for cell in floor)}</tr>"
         for name, cells, floor in rows
     )
     more = (
@@ -159,8 +162,8 @@ def _table(
     )
     return (
         f'<section class="panel"><h3 class="panel-title">{escape(title)}</h3><div class="table-scroll" tabindex="0">'
-        f'<table class="plain figures"><thead><tr class="groups">{over}</tr><tr><th scope="col">Question</th>{under}</tr>'
-        f"</thead><tbody>{body}</tbody></table></div>{more}</section>"
+        f'<table class="plain figures"><thead><tr class="groups">{over}</tr><tr><th scope="col">Question</th>'
+        f"{under}</tr></thead><tbody>{body}</tbody></table></div>{more}</section>"
     )
 
 
@@ -213,21 +216,18 @@ def _confusions(report: Report, names: Names) -> str:
     shown = report.confusions[:MAX_CONFUSIONS]
     most = shown[0].count
     rows = "".join(
-        f'<tr><th scope="row">{escape(one.question_id)}</th><td>{escape(one.left_option)}</td><td>{escape(one.right_option)}</td>'
+        f'<tr><th scope="row">{escape(one.question_id)}</th><td>{escape(one.left_option)}</td>'
+        f"<td>{escape(one.right_option)}</td>"
         f'<td class="c-count"><span>{one.count:,}</span><i style="width:{100 * one.count / most:.1f}%"></i></td></tr>'
         for one in shown
     )
     rest = report.num_other_flips + sum(one.count for one in report.confusions[MAX_CONFUSIONS:])
-    more = (
-        f'<p class="hint">{count(rest, "other flip")} in {"" if report.num_other_flips == 0 else "over "}{len(report.confusions) - len(shown):,} other ways.</p>'
-        if rest
-        else ""
-    )
+    more = f'<p class="hint">{count(rest, "flip")} in other ways; the list below has them all.</p>' if rest else ""
     return (
         '<section class="panel"><h3 class="panel-title">What became what</h3><div class="table-scroll" tabindex="0">'
-        f'<table class="plain confusions"><thead><tr><th scope="col">Question</th><th scope="col">{escape(names.left)}</th>'
-        f'<th scope="col">{escape(names.right)}</th><th scope="col">Flips</th></tr></thead><tbody>{rows}</tbody></table>'
-        f"</div>{more}</section>"
+        f'<table class="plain confusions"><thead><tr><th scope="col">Question</th>'
+        f'<th scope="col">{escape(names.left)}</th><th scope="col">{escape(names.right)}</th>'
+        f'<th scope="col">Flips</th></tr></thead><tbody>{rows}</tbody></table></div>{more}</section>'
     )
 
 
@@ -273,8 +273,9 @@ def threshold_html(curve: CoverageCurve, names: Names, threshold: float) -> str:
     lines = _key("thin", "acted on") + (_key("thick", "right among these") if curve.is_labelled else "")
     what = "labelled answers" if curve.is_labelled else "answers; without labels nobody knows which are right"
     return (
-        f'<div class="threshold"><div><table class="plain"><thead><tr><th scope="col">At {curve.thresholds[place]:.2f} and above</th>'
-        f'<th scope="col">acted on</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<div class="threshold"><div><table class="plain"><thead><tr>'
+        f'<th scope="col">At {curve.thresholds[place]:.2f} and above</th><th scope="col">acted on</th>'
+        f"{head}</tr></thead><tbody>{rows}</tbody></table>"
         f'<p class="hint">n = {curve.n:,} {what}.</p></div>'
         f'<figure class="plot"><div class="keys">{lines}</div>{coverage_svg(curve, names, threshold)}</figure></div>'
     )

@@ -55,7 +55,8 @@ def _item_html(item: ComparisonItem, progress: ComparisonProgress | None) -> str
         f'<li><a href="/compare?comparison={item.id}"><span class="h-title">{escape(item.name)}</span>'
         f'<span class="h-variants">{escape(left)} · {escape(right)}</span>'
         f'<span class="h-meta">{count(item.num_rows, "record")}</span>{bar}<span class="h-result">{result}</span>'
-        f'<span class="status status-{item.status}">{STATUS_WORDS[item.status]}</span>{time_html(item.created_at)}</a></li>'
+        f'<span class="status status-{item.status}">{STATUS_WORDS[item.status]}</span>'
+        f"{time_html(item.created_at)}</a></li>"
     )
 
 
@@ -121,13 +122,15 @@ def _missing_html(progress: ComparisonProgress) -> str:
         return ""
     parts = [f"{count(progress.cancelled, 'decision')} not made"] if progress.cancelled else []
     parts += [f"{count(progress.failed, 'decision')} failed"] if progress.failed else []
-    return f'<p class="summary summary-differs">{" and ".join(parts)}: this covers the records that both runs answered.</p>'
+    words = f"{' and '.join(parts)}: this covers the records that both runs answered"
+    return f'<p class="summary summary-differs">{words}.</p>'
 
 
 def facts_html(facts: Iterable[tuple[str, str, str]]) -> str:
     """Figures in tiles: name, figure, note; plain text."""
     tiles = "".join(
-        f'<div class="fact"><dt>{escape(name)}</dt><dd>{escape(figure)}</dd><dd class="fact-note">{escape(note)}</dd></div>'
+        f'<div class="fact"><dt>{escape(name)}</dt><dd>{escape(figure)}</dd>'
+        f'<dd class="fact-note">{escape(note)}</dd></div>'
         for name, figure, note in facts
     )
     return f'<dl class="facts">{tiles}</dl>'

@@ -14,7 +14,7 @@ from html import escape
 from clef_core.comparison_report import CoverageCurve, DpHistogram, LabelledNumbers, QualityNumbers, Scatter
 
 WIDTH, HEIGHT = 340, 290
-LEFT, RIGHT, TOP, BOTTOM = 50, 12, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 60, 12, 12, 46
 MAX_TICKS = 5
 SHARE_TICKS = tuple((quarter / 4, f"{quarter / 4:g}") for quarter in range(5))
 
@@ -80,8 +80,8 @@ class Frame:
         texts += [_text(LEFT - 7, self.y(value) + 4, text, "end") for value, text in self.vertical.ticks]
         middle = TOP + (bottom - TOP) / 2
         texts.append(_text(LEFT + (WIDTH - LEFT - RIGHT) / 2, HEIGHT - 8, self.horizontal.label, "middle", "p-label"))
-        turned = f' transform="rotate(-90 12 {middle:.0f})"'
-        texts.append(_text(12, middle, self.vertical.label, "middle", "p-label", turned))
+        turned = f' transform="rotate(-90 13 {middle:.0f})"'
+        texts.append(_text(13, middle, self.vertical.label, "middle", "p-label", turned))
         return texts
 
 
