@@ -13,7 +13,8 @@ from clef_core.errors import count
 from db.comparison_views import ComparisonView
 from db.views import RunView
 from web.bars import variant_label
-from web.compare_view import facts_html, run_names
+from web.compare_view import run_names
+from web.frame import Fact, facts_html
 from web.plots import Names, coverage_svg, histogram_svg, reliability_svg, scatter_svg
 from worker.comparison_tables import accuracy, interval, percent, plus_minus, verdict
 
@@ -65,14 +66,14 @@ def _floor_line(overall: SummaryNumbers) -> str:
 def _overall_facts(overall: SummaryNumbers) -> str:
     low, high = overall.agreement_low, overall.agreement_high
     facts = [
-        ("Agreement", percent(overall.agreement), f"95 % CI {interval(low, high)}, n = {overall.n:,}"),
-        ("Mean KL", plus_minus(overall.kl_mean, None), "nats"),
-        ("Largest |Δp|", f"{overall.max_abs_dp:.3g}", "of any option"),
-        ("Flips", f"{overall.num_flips:,}", f"{overall.num_near_ties:,} of them near ties"),
+        Fact("Agreement", percent(overall.agreement), f"95 % CI {interval(low, high)}, n = {overall.n:,}"),
+        Fact("Mean KL", plus_minus(overall.kl_mean, None), "nats"),
+        Fact("Largest |Δp|", f"{overall.max_abs_dp:.3g}", "of any option"),
+        Fact("Flips", f"{overall.num_flips:,}", f"{overall.num_near_ties:,} of them near ties"),
     ]
     if (labelled := overall.labelled) is not None:
         facts.append(
-            ("Broke / fixed", f"{labelled.broke:,} / {labelled.fixed:,}", f"McNemar p {labelled.mcnemar_p:.3g}")
+            Fact("Broke / fixed", f"{labelled.broke:,} / {labelled.fixed:,}", f"McNemar p {labelled.mcnemar_p:.3g}")
         )
     return facts_html(facts)
 

@@ -4,13 +4,13 @@ Takes views; knows no Gradio and no database. Names of batches and variants are 
 comparison is drawn by `web.compare_report`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from clef_core.errors import count
 from db.comparison_views import ComparisonItem, ComparisonProgress, ComparisonView
 from web.bars import variant_label
-from web.frame import empty_html, time_html
+from web.frame import Fact, empty_html, facts_html, time_html
 from web.plots import Names
 from worker.comparison_tables import percent
 from worker.progress import describe_duration
@@ -86,10 +86,10 @@ def comparison_progress_html(view: ComparisonView, progress: ComparisonProgress)
     sides = f"{count(len(view.variants), 'run')} of {count(view.num_rows, 'record')}"
     tiles = facts_html(
         [
-            ("Decisions", f"{done:,}", f"of {progress.num_decisions:,}: {sides}"),
-            ("Speed", speed, "decisions per second"),
-            ("Time left", left, "at this speed"),
-            ("Failed", f"{progress.failed:,}", "decisions"),
+            Fact("Decisions", f"{done:,}", f"of {progress.num_decisions:,}: {sides}"),
+            Fact("Speed", speed, "decisions per second"),
+            Fact("Time left", left, "at this speed"),
+            Fact("Failed", f"{progress.failed:,}", "decisions", is_alert=progress.failed > 0),
         ]
     )
     return (
@@ -124,13 +124,3 @@ def _missing_html(progress: ComparisonProgress) -> str:
     parts += [f"{count(progress.failed, 'decision')} failed"] if progress.failed else []
     words = f"{' and '.join(parts)}: this covers the records that both runs answered"
     return f'<p class="summary summary-differs">{words}.</p>'
-
-
-def facts_html(facts: Iterable[tuple[str, str, str]]) -> str:
-    """Figures in tiles: name, figure, note; plain text."""
-    tiles = "".join(
-        f'<div class="fact"><dt>{escape(name)}</dt><dd>{escape(figure)}</dd>'
-        f'<dd class="fact-note">{escape(note)}</dd></div>'
-        for name, figure, note in facts
-    )
-    return f'<dl class="facts">{tiles}</dl>'
