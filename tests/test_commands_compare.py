@@ -196,13 +196,13 @@ def test_the_floor_can_be_run_in_another_dtype(cli: Cli, requests: Path) -> None
 
 @pytest.mark.slow
 def test_ctrl_c_stops_a_comparison_and_resume_goes_on(cli: Cli, tmp_path: Path) -> None:
-    rows = [{"state": f"row {n} " + "word " * 300, "questions": QUESTIONS} for n in range(60)]
+    rows = [{"state": f"row {n} " + "word " * 100, "questions": QUESTIONS} for n in range(40)]
     process = cli.start("compare", "--requests", write_jsonl(tmp_path / "r.jsonl", rows), "--no-floor", "--json", "-")
     database = next(Path(cli.environment["CLEF_DATA_DIR"]).glob("*.sqlite3"))
     deadline = time.monotonic() + TIMEOUT_S
     with sqlite3.connect(database) as connection:
         while True:
-            (number,) = connection.execute("SELECT max(id) FROM comparisons WHERE num_rows = 60").fetchone()
+            (number,) = connection.execute("SELECT max(id) FROM comparisons WHERE num_rows = 40").fetchone()
             done = "SELECT count(*) FROM decisions WHERE comparison_id = ? AND status = 'done'"
             if number is not None and connection.execute(done, (number,)).fetchone()[0] >= 2:
                 break
@@ -215,5 +215,5 @@ def test_ctrl_c_stops_a_comparison_and_resume_goes_on(cli: Cli, tmp_path: Path) 
     assert f"python -m worker compare --resume {number}" in stderr
     resumed = cli("compare", "--resume", str(number), "--json", "-")
     assert resumed.code == 0, resumed.stderr
-    assert (resumed.json["num_records"], resumed.json["num_skipped"]) == (60, 0)
+    assert (resumed.json["num_records"], resumed.json["num_skipped"]) == (40, 0)
     assert resumed.json["comparison"]["is_cancelled"] is False
