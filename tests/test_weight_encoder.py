@@ -10,17 +10,18 @@ from clef_core.weight_encoder import decode_weight, encode_weight
 
 def every_finite_value() -> torch.Tensor:
     values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    return values[torch.isfinite(values)]
+    return values[values.abs() < 1.75 * 2.0**127]
 
 
 def expected(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes, scales = quantize(weight)
     codes[codes == 8] = 0  # Quark writes no negative zero
-    return pack_codes(codes), scales
+    return pack_codes(codes), scales.clamp(min=1)  # and no scale below 2**-126
 
 
 def test_hostile_rows_are_rounded_like_everything_else():
     weight = hostile(torch.bfloat16)
+    weight[weight.abs() > 2.9e38] = 2.9e38
     codes, scales = encode_weight(weight)
     assert torch.equal(codes, expected(weight)[0])
     assert torch.equal(scales, expected(weight)[1])
@@ -57,11 +58,17 @@ def test_encoding_what_was_decoded_changes_nothing():
     assert torch.equal(again[1], scales)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_refused(bad):
+def test_a_block_of_zeros_decodes_to_zeros_and_has_the_smallest_scale_that_quark_writes():
+    codes, scales = encode_weight(torch.zeros(1, BLOCK, dtype=torch.bfloat16))
+    assert scales.tolist() == [[1]]
+    assert not decode_weight(codes, scales).any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 1.75 * 2.0**127, -3.3e38])
+def test_what_is_not_finite_or_would_not_be_is_refused(bad):
     weight = torch.zeros(2, BLOCK, dtype=torch.bfloat16)
     weight[1, 3] = bad
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(ValueError, match=r"finite|infinity"):
         encode_weight(weight)
 
 
