@@ -153,9 +153,16 @@ def comparisons_to_finish(session: Session) -> list[int]:
     )
 
 
-def finish_comparison(session: Session, comparison_id: int, statistics: dict[str, Any] | None) -> bool:
-    """Store what came out, and each side's run; False when somebody did so before, or rows wait again."""
-    if comparison_id not in comparisons_to_finish(session):
+def finish_comparison(
+    session: Session, comparison_id: int, statistics: dict[str, Any] | None, *, num_answers: int
+) -> bool:
+    """Store what came out of so many answers, and each side's run.
+
+    Returns:
+        False when it is not so any more: somebody finished it before, rows wait again, or there are other answers.
+    """
+    stored = select(func.count()).select_from(ComparisonAnswer).where(ComparisonAnswer.comparison_id == comparison_id)
+    if comparison_id not in comparisons_to_finish(session) or session.scalars(stored).one() != num_answers:
         return False
     session.execute(
         update(Comparison)

@@ -17,7 +17,7 @@ from db.models import Decision
 from db.session import Database
 from db.store_comparison_answers import iter_compared_results, list_answers, paired_rows, side_decisions, side_runs
 from db.store_comparison_reads import comparison_progress, get_comparison, list_comparisons
-from db.store_comparisons import cancel_comparison, comparisons_to_finish, resume_comparison
+from db.store_comparisons import cancel_comparison, comparisons_to_finish, finish_comparison, resume_comparison
 from worker.compare import open_comparison, stop_comparison, watch_comparison
 from worker.comparison_summary import summarise_comparison, summarise_waiting
 
@@ -173,6 +173,28 @@ def test_a_cancelled_comparison_keeps_what_it_has_and_can_go_on(database: Databa
     summarise_waiting(database, 60)
     view, report = open_comparison(database, comparison_id)
     assert (report.num_records, view.cancel_requested_at) == (4, None)
+
+
+def test_a_comparison_that_goes_on_while_it_is_summarised_is_summarised_whole(
+    database: Database, batch_id: int
+) -> None:
+    comparison_id = store_comparison(database, batch_id, floor=None)
+    ids = request_ids_of(database, batch_id)
+    for side in ("left", "right"):
+        decide(database, comparison_id, side, dict.fromkeys(ids[1:], SURE))
+    stop_comparison(database, comparison_id)
+    with database.write() as session:  # what a slow process may do after somebody else made it go on
+        resume_comparison(session, comparison_id, max_crashes=3)
+    assert summarise_comparison(database, comparison_id)
+    with database.write() as session:
+        assert not finish_comparison(session, comparison_id, None, num_answers=0)
+        assert list_answers(session, comparison_id, AnswerFilter()).total == 0
+    for side in ("left", "right"):
+        decide(database, comparison_id, side, {ids[0]: SURE})
+    with database.write() as session:
+        assert not finish_comparison(session, comparison_id, None, num_answers=6)
+    summarise_waiting(database, 60)
+    assert open_comparison(database, comparison_id)[1].num_records == 4
 
 
 def test_cancelling_reaches_rows_in_the_work_of_a_worker(database: Database, batch_id: int) -> None:

@@ -63,6 +63,8 @@ def summarise_comparison(database: Database, comparison_id: int, *, deadline: fl
         answers = [answer for row in rows for answer in compare_row(row)]
         if answers:
             with database.write() as session:
+                if comparison_id not in comparisons_to_finish(session):
+                    return True  # somebody finished it meanwhile, or made it go on
                 is_ours = add_answers(session, comparison_id, stored, answers)
                 stored = compared_up_to(session, comparison_id)
             cursor = cursor if is_ours else stored
@@ -77,7 +79,8 @@ def summarise_comparison(database: Database, comparison_id: int, *, deadline: fl
         if len(of_side) > 1:
             logger.warning("comparison %d: %s was made in %d different runs", comparison_id, side, len(of_side))
     with database.write() as session:
-        finish_comparison(session, comparison_id, None if report is None else report.model_dump(mode="json"))
+        statistics = None if report is None else report.model_dump(mode="json")
+        finish_comparison(session, comparison_id, statistics, num_answers=len(compared))
     return True
 
 
