@@ -2,8 +2,8 @@
 
 Real classes at tiny size: a Qwen3.5 backbone with DeltaNet, full attention and a vision tower, a tokenizer trained
 here, a processor and a joint schema head. The weights are random, so the answers mean nothing, and a file named
-`RANDOM_WEIGHTS` says so. Head dims are 64, because vLLM's CPU build refuses 32. The MXFP4 release is the BF16 one with
-every linear of the language model rounded to nearest by our own encoder.
+`RANDOM_WEIGHTS` says so. Head dims are 64, because vLLM's CPU build refuses 32. The MXFP4 release is the BF16 one as
+`python -m worker quantize --algorithm none` makes it.
 
 Run: .venv/bin/python scripts/make_small_release.py [--checkpoints DIR]
 """
@@ -16,9 +16,8 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
@@ -30,7 +29,8 @@ PROJECT = Path(__file__).parent.parent
 sys.path.insert(0, str(PROJECT))
 
 from clef_core.joint_head import JointHead, JointHeadConfig  # noqa: E402
-from clef_core.mxfp4 import pack_codes, quantize  # noqa: E402
+from clef_core.quantize import quantize  # noqa: E402
+from clef_core.recipe import Recipe  # noqa: E402
 from clef_core.release import CHECKSUMS, INDEX, RANDOM_MARKER  # noqa: E402
 from clef_core.tokens import ALLOWED, END_FIELD, SCHEMA, SUFFIX, SYSTEM  # noqa: E402
 
@@ -165,66 +165,9 @@ def write_bf16(path: Path) -> None:
     finish(path)
 
 
-def write_mxfp4(source: Path, path: Path) -> None:
-    """Round every language-model linear of `source` to MXFP4 and copy the rest."""
-    shutil.copytree(source, path)
-    tensors = load_all(path / "model.safetensors")
-    linears = [name for name, tensor in tensors.items() if is_quantised(name, tensor)]
-    for name in linears:
-        codes, scales = quantize(tensors[name])
-        tensors[name] = pack_codes(codes)
-        tensors[f"{name}_scale"] = scales
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((path / "config.json").read_text())
-    kept = sorted(
-        n.removesuffix(".weight") for n, t in tensors.items() if n.startswith("model.visual") and t.dim() == 2
-    )
-    config["quantization_config"] = quantization_config([*kept, "lm_head"])
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    finish(path)
-
-
-def is_quantised(name: str, tensor: Tensor) -> bool:
-    return (
-        name.startswith("model.language_model.layers.")
-        and name.endswith(".weight")
-        and tensor.dim() == 2
-        and "conv1d" not in name
-    )
-
-
-def quantization_config(exclude: list[str]) -> dict[str, object]:
-    """What Quark writes for the scheme `mxfp4` in its `hf_format`, with `algo_config` null as vLLM needs it."""
-    tensor = {
-        "dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "symmetric": None,
-        "round_method": "half_even", "observer_cls": "PerBlockMXObserver", "scale_type": "float",
-        "scale_format": "e8m0", "scale_calculation_mode": "even", "is_scale_quant": False, "mx_element_dtype": None,
-        "zero_point_type": "int32", "block_size": None, "enable_buffer_reuse": False, "max_input_numel": 4_194_304,
-    }  # fmt: skip
-    layer = {
-        "weight": {**tensor, "is_dynamic": False}, "input_tensors": {**tensor, "is_dynamic": True},
-        "output_tensors": None, "bias": None, "target_device": None,
-    }  # fmt: skip
-    return {
-        "quant_method": "quark", "quant_mode": "eager_mode", "version": "0.13", "algo_config": None,
-        "global_quant_config": layer, "layer_quant_config": {}, "layer_type_quant_config": {},
-        "kv_cache_quant_config": {}, "kv_cache_post_rope": False, "softmax_quant_spec": None, "exclude": exclude,
-        "export": {
-            "kv_cache_group": [], "min_kv_scale": 0.0, "pack_method": "reorder", "weight_format": "real_quantized",
-            "weight_merge_groups": None,
-        },
-    }  # fmt: skip
-
-
-def load_all(file: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return dict(load_file(file))
-
-
 def finish(path: Path) -> None:
     """Write the index and the checksums."""
-    tensors = load_all(path / "model.safetensors")
+    tensors = load_file(path / "model.safetensors")
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(sorted(tensors), "model.safetensors")}
     (path / INDEX).write_text(json.dumps(index, indent=2) + "\n")
@@ -240,4 +183,4 @@ if __name__ == "__main__":
     for name in ("random-bf16", "random-mxfp4"):
         shutil.rmtree(folder / name, ignore_errors=True)
     write_bf16(folder / "random-bf16")
-    write_mxfp4(folder / "random-bf16", folder / "random-mxfp4")
+    quantize(folder / "random-bf16", folder / "random-mxfp4", Recipe(algorithm="none"))
