@@ -31,6 +31,12 @@ REQUIRED = ("config.json", JOINT_HEAD, "joint_head_config.json", "tokenizer.json
 PINNED_REVISIONS = {"Cloudflare/clef": "2f3de3d"}
 """Hub releases whose revision we know; another one is pinned by writing `name@revision`."""
 
+FETCHED = (
+    "*.safetensors", "*.json", "*.json.*", "*.jinja", "*.txt", "*.md", "*.py", "LICENSE*", "NOTICE*", CHECKSUMS,
+    RANDOM_MARKER,
+)  # fmt: skip
+"""What is fetched of a hub release: all that its checksums list. The code among it is never run."""
+
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _CHUNK_BYTES = 1 << 22
@@ -92,7 +98,7 @@ def resolve_release(source: str) -> Path:
         found = snapshot_download(
             name,
             revision=revision or PINNED_REVISIONS.get(name),
-            allow_patterns=["*.safetensors", "*.json", "*.jinja", "LICENSE", CHECKSUMS, "*.json.*", "*.txt"],
+            allow_patterns=list(FETCHED),
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]

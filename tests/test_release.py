@@ -1,5 +1,6 @@
 """Looking at release directories: what is accepted, and that each defect is named."""
 
+import fnmatch
 import hashlib
 import json
 import shutil
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from clef_core.errors import ReleaseError
 from clef_core.release import (
     CHECKSUMS,
+    FETCHED,
     INDEX,
     ChecksumCache,
     ReleaseFiles,
@@ -193,6 +195,12 @@ def test_a_hub_id_that_cannot_be_had_is_one_clear_error(tmp_path):
         [sys.executable, "-c", script], cwd=PROJECT, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("owner/absent: neither a directory here nor a release that the hub gives")
+
+
+def test_everything_that_checksums_list_is_fetched_from_the_hub():
+    released = ["joint_schema_model.py", "config.json.orig_with_algo_config", "README.md", "preprocessor_config.json"]
+    for name in [*released, *(file.name for file in (SMALL / "random-mxfp4").iterdir())]:
+        assert any(fnmatch.fnmatchcase(name, pattern) for pattern in FETCHED), name
 
 
 def test_a_directory_resolves_to_itself(release):

@@ -69,6 +69,11 @@ def test_a_build_holds_every_law(built):
     assert all(error.is_rounded for error in report.errors)
 
 
+def test_the_small_release_that_ships_holds_every_law():
+    report = verify(PROJECT / "checkpoints" / "random-mxfp4", BF16)
+    assert [law.status for law in report.laws] == ["holds"] * len(LAWS)
+
+
 def test_without_a_source_its_laws_are_not_looked_at(built):
     report = verify(built)
     assert report.holds
