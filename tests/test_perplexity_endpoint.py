@@ -5,11 +5,13 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import PROJECT
+from test_cli import Cli
 
 from clef_core.model import Release, load_release
 from clef_core.perplexity import perplexity, token_log_probs
@@ -189,3 +191,26 @@ def test_an_address_must_be_http() -> None:
     assert root_of("http://host:8000/") == "http://host:8000/v1"
     with pytest.raises(EndpointError, match="must begin with http"):
         root_of("file:///etc/passwd")
+
+
+def test_the_command_measures_variants_and_a_server_over_the_same_windows(
+    serve, release, windows, tmp_path: Path
+) -> None:
+    cli = Cli(tmp_path / "data", OMP_NUM_THREADS="1", CLEF_DTYPE="float32")
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    common = ("--text", text, "--windows", "2", "--window-tokens", "60", "--json", "-")
+    server = serve(as_vllm(release))
+    through = cli("perplexity", "--endpoint", server.url, "--variant", "bf16", *common)
+    own = cli("perplexity", "--variant", "bf16", "--release", PROJECT / "checkpoints" / "random-mxfp4", *common)
+    assert (through.code, own.code) == (0, 0), through.stderr + own.stderr
+    assert set(own.json) == {"text", "bf16", "mxfp4"}
+    assert own.json["bf16"]["value"] == pytest.approx(through.json["clef"]["value"], rel=1e-5)
+    assert own.json["bf16"]["value"] == pytest.approx(perplexity(release, windows).value, rel=1e-5)
+    assert own.json["mxfp4"]["ratio_to_first"] == pytest.approx(
+        own.json["mxfp4"]["value"] / own.json["bf16"]["value"], rel=1e-9
+    )
+    nowhere = cli("perplexity", "--endpoint", "http://127.0.0.1:9", *common)
+    assert (nowhere.code, nowhere.stdout) == (1, "")
+    assert "cannot be reached" in nowhere.stderr
+    cli("perplexity", "--text", text, "--windows", "9999").assert_bad_input("windows of 1,024 need more")

@@ -20,7 +20,9 @@ STDOUT = Path("-")
 def chat(
     variant: Annotated[
         list[str] | None,
-        typer.Option("--variant", "-v", help="Variant or release directory; repeat. Default: bf16 and mxfp4."),
+        typer.Option(
+            "--variant", "--release", "-v", help="Variant or release directory; repeat. Default: bf16 and mxfp4."
+        ),
     ] = None,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="Ask this instead of the four prompts; repeat.")

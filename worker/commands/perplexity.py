@@ -33,7 +33,9 @@ class _Measured:
 def perplexity(
     variant: Annotated[
         list[str] | None,
-        typer.Option("--variant", "-v", help="Variant or release directory; repeat. Default: bf16 and mxfp4."),
+        typer.Option(
+            "--variant", "--release", "-v", help="Variant or release directory; repeat. Default: bf16 and mxfp4."
+        ),
     ] = None,
     text: Annotated[
         Path | None, typer.Option("--text", help="Text file. Default: wikitext2/test.txt among the tasks' data.")
