@@ -13,7 +13,8 @@ from web_app import small_settings
 
 from clef_core.comparison import Compared, compare_pair
 from clef_core.comparison import Pair as AnswerPair
-from clef_core.comparison_report import CoverageCurve, Report, build_report
+from clef_core.comparison_build import build_report
+from clef_core.comparison_report import CoverageCurve, Report
 from db.comparison_views import (
     AnswerFilter,
     AnswerPage,

@@ -10,7 +10,8 @@ import pytest
 from comparison_lab import decide, logs, random_logs, request_ids_of, store_batch, store_comparison
 from sqlalchemy import select
 
-from clef_core.comparison_report import MAX_SCATTER_POINTS, Report
+from clef_core.comparison_build import MAX_SCATTER_POINTS
+from clef_core.comparison_report import Report
 from db import store
 from db.comparison_views import AnswerFilter
 from db.models import Decision

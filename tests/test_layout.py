@@ -17,7 +17,7 @@ TORCH_FREE_CORE = {
     f"clef_core.{name}"
     for name in (
         "errors", "strict_json", "rules", "schema", "images", "answers", "tokens", "release", "stats", "tasks",
-        "comparison", "comparison_report", "sensitivity_plot", "card", "windows",
+        "comparison", "comparison_report", "comparison_build", "sensitivity_plot", "card", "windows",
     )
 }  # fmt: skip
 MODEL_PROCESS = ("worker.serve", "worker.jobs", "worker.commands.")

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from clef_core.comparison import Compared, Pair, compare_pair
-from clef_core.comparison_report import Report, build_report
+from clef_core.comparison_build import build_report
+from clef_core.comparison_report import Report
 from db.comparison_views import ComparedAnswer, ComparisonView, PairedRow
 from db.session import Database
 from db.store_comparison_answers import (
