@@ -314,7 +314,7 @@ def _large(database: Database, num_records: int) -> tuple[ComparisonView, Report
         add_answers(session, comparison_id, 0, answers)
         cancel_comparison(session, comparison_id)
         report = build_report(compared, ("bf16", "mxfp4"), ["team"])
-        finish_comparison(session, comparison_id, report.model_dump(mode="json"))
+        finish_comparison(session, comparison_id, report.model_dump(mode="json"), num_answers=len(compared))
     return open_comparison(database, comparison_id)  # type: ignore[return-value]
 
 
