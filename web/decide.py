@@ -1,52 +1,36 @@
 """The Decide screen: a form on the left, what the variants answered on the right.
 
-The form's truth is in the browser; `web.draft` makes a request of it. After submitting, the page only asks the
-database, by a timer that runs while the request in the address bar is unfinished, so that a reload or a restart loses
-nothing.
+`web.decide_form` is the form; this module submits and shows. After submitting, the page only asks the database, by a
+timer that runs while the request in the address bar is unfinished, so that a reload or a restart loses nothing.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from clef_core.errors import ClefError, Problem, RequestError
 from clef_core.images import check_image
-from clef_core.schema import Request, Submission
+from clef_core.schema import Request
 from clef_core.tokens import PromptTokenizer
 from db.views import RequestView
 from web.bars import variant_label
-from web.builder import Card, Cards, cards_to_questions, place_problems
-from web.cards import CardList, DrawnCard, collect, draw_cards
-from web.draft import (
-    Draft,
-    DraftError,
-    Filled,
-    describe_state,
-    draft_cards,
-    fill,
-    measure,
-    submission_of,
-    whole_request,
+from web.builder import Cards, place_problems
+from web.cards import DrawnCard
+from web.decide_form import (
+    FORM_PLACES,
+    DecideForm,
+    draft_of,
+    questions_json,
+    show_card_problems,
+    show_filled,
+    show_form_problems,
 )
+from web.draft import Draft, DraftError, Filled, fill, submission_of
 from web.examples import decide_examples
-from web.frame import (
-    QUEUED,
-    QUIET,
-    draw_frame,
-    error_html,
-    panel,
-    problems_html,
-    remembered_questions,
-    stored_id,
-    variants_radio,
-)
-from web.meter import meter_html
+from web.frame import QUEUED, QUIET, draw_frame, error_html, panel, problems_html, stored_id, variants_radio
 from web.results import EMPTY, Snapshot, load_snapshot, responses, results_html, variant_order
 from web.together import TogetherPanel
-from web.uploads import publish_image
 from worker.submit import Submitter
 
 POLL_S = 0.3
@@ -55,73 +39,12 @@ SENTENCE = (
     "Ask typed questions about a text and its images; the model gives every allowed answer a probability, "
     "in two weight formats side by side."
 )
+LOOK_LEFT = "Something in the form needs a change; see the marked places."
 SHOW_IN_ADDRESS = """(id) => {
     const url = new URL(window.location);
     id ? url.searchParams.set('request', id) : url.searchParams.delete('request');
     window.history.replaceState(null, '', url);
 }"""
-
-
-@dataclass(frozen=True)
-class Form:
-    """The components on the left that hold a request."""
-
-    state: gr.Textbox
-    read_as: gr.Radio
-    images: gr.Gallery
-    truncate: gr.Checkbox
-    cards: gr.State
-    json_view: gr.Code
-    view: gr.State
-    remembered: gr.BrowserState
-
-    @property
-    def fields(self) -> list[gr.components.Component]:
-        """Inputs of `draft_of`, before the cards' fields."""
-        return [self.state, self.read_as, self.images, self.truncate, self.json_view, self.view]
-
-    @property
-    def filled(self) -> list[gr.components.Component]:
-        """Outputs of `show_filled`."""
-        return [self.state, self.read_as, self.images, self.truncate, *self.questions]
-
-    @property
-    def questions(self) -> list[gr.components.Component]:
-        """Outputs of `show_questions`: the cards, and their JSON for the JSON view, the meter and the Batch screen."""
-        return [self.cards, self.json_view, self.remembered]
-
-
-def draft_of(cards: Sequence[Card], values: Sequence[Any]) -> Draft:
-    """A draft from the values of `Form.fields` and of all cards' fields."""
-    state, read_as, images, truncate, json_view, view, *fields = values
-    return Draft(
-        state=state or "",
-        read_as=read_as,
-        images=_paths(images),
-        cards=collect(cards, fields),
-        questions=json_view if view == "json" else None,
-        truncate=truncate,
-    )
-
-
-def _paths(gallery: list[tuple[str, str | None]] | None) -> tuple[str, ...]:
-    return tuple(path for path, _ in gallery or ())
-
-
-def show_filled(filled: Filled) -> list[Any]:
-    """Values for `Form.filled`."""
-    paths = [publish_image(image.data, image.sha256, image.media_type) for image in filled.images]
-    return [filled.state, filled.read_as, paths, filled.truncate, *show_questions(filled.cards)]
-
-
-def show_questions(cards: Cards) -> list[Any]:
-    """Values for `Form.questions`."""
-    text = questions_json(cards)
-    return [cards, text, text]
-
-
-def questions_json(cards: Sequence[Card]) -> str:
-    return json.dumps(cards_to_questions(cards), ensure_ascii=False, indent=2)
 
 
 class DecideScreen:
@@ -152,89 +75,15 @@ class DecideScreen:
             clear = gr.Button("Clear", size="sm", elem_id="clear", min_width=0, elem_classes=["pill", "quiet"])
         with gr.Row(equal_height=False, elem_classes=["screen"]):
             with gr.Column(scale=6, min_width=300, elem_classes=["inputs"]):
-                self.draw_inputs(first)
+                self.form = DecideForm(
+                    self.page, first, lambda: self.tokenizer, self.settings.max_tokens, self.wire_decide
+                )
             with gr.Column(scale=5, min_width=300, elem_classes=["outputs"]):
                 self.draw_outputs()
         for button, (_, filled) in zip(buttons, self.examples, strict=True):
             self.wire_fill(button, filled)
         self.wire_fill(clear, Filled("", "auto", (), (), truncate=False))
-        self.wire_meter()
         self.wire_results()
-
-    def draw_inputs(self, first: Filled) -> None:
-        with gr.Group(elem_classes=["block-state"]):
-            state = gr.Textbox(
-                first.state,
-                label="State",
-                info="What the questions are about: a text, or JSON",
-                placeholder="Paste a message, a document, or a JSON object…",
-                lines=5,
-                max_lines=18,
-                interactive=True,
-                elem_id="state",
-            )
-            with gr.Row(elem_classes=["state-foot"]):
-                self.meter = panel(elem_id="meter")
-                read_as = gr.Radio(
-                    [("Auto", "auto"), ("Text", "text"), ("JSON", "json")],
-                    value=first.read_as,
-                    label="Read the state as",
-                    show_label=False,
-                    container=False,
-                    interactive=True,
-                    elem_id="read-as",
-                    elem_classes=["segmented"],
-                    min_width=0,
-                )
-            truncate = gr.Checkbox(
-                first.truncate,
-                label="Too long? Cut the end of the state so that it fits",
-                elem_id="truncate",
-                interactive=True,
-                container=False,
-                visible=False,
-            )
-        self.state_problems = panel(elem_id="state-problems")
-        images = gr.Gallery(
-            label="Images (optional): up to 4, PNG, JPEG or WebP",
-            type="filepath",
-            file_types=[".png", ".jpg", ".jpeg", ".webp"],
-            sources=["upload", "clipboard"],
-            interactive=True,
-            columns=4,
-            height=160,
-            fit_columns=False,
-            object_fit="contain",
-            elem_id="images",
-            buttons=[],
-        )
-        self.image_problems = panel(elem_id="image-problems")
-        cards = gr.State(first.cards)
-        unfolded: gr.State = gr.State(frozenset())
-        view = gr.State("form")
-        with gr.Tabs(elem_id="questions", elem_classes=["questions"]):
-            with gr.Tab("Questions", id="form") as form_tab:
-                slot = gr.Column(elem_classes=["cards"])
-            with gr.Tab("JSON", id="json") as json_tab:
-                json_view = gr.Code(
-                    questions_json(first.cards),
-                    language="json",
-                    label="Questions as JSON or YAML; a whole request may be pasted too",
-                    interactive=True,
-                    lines=12,
-                    elem_id="questions-json",
-                    wrap_lines=True,
-                )
-        self.question_problems = panel(elem_id="question-problems")
-        self.form = Form(state, read_as, images, truncate, cards, json_view, view, remembered_questions())
-        with slot:
-            target = CardList(self.form.questions, show_questions, unfolded)
-
-            def draw(cards_now: Cards, unfolded_now: frozenset[int]) -> None:
-                self.wire_form(cards_now, draw_cards(cards_now, unfolded_now, target), form_tab, json_tab)
-
-            triggers = [self.page.load, cards.change]
-            gr.render(inputs=[cards, unfolded], triggers=triggers, show_progress="hidden", queue=False)(draw)
 
     def draw_outputs(self) -> None:
         with gr.Row(elem_classes=["decide-bar"]):
@@ -269,70 +118,17 @@ class DecideScreen:
             **QUEUED,
         ).then(None, self.request_id, None, js=SHOW_IN_ADDRESS, api_visibility="private")
 
-    def wire_form(self, cards: Cards, drawn: list[DrawnCard], form_tab: gr.Tab, json_tab: gr.Tab) -> None:
-        """Wire everything that reads the cards' fields; called at each drawing of the cards."""
-        form = self.form
-        fields = [*form.fields, *(field for card in drawn for field in card.fields)]
-
-        def remember(*values: Any) -> str:
-            return questions_json(draft_of(cards, values).cards)
-
-        # Only what a person does: an event of a field that is drawn anew would call a listener that is gone already.
-        typed = [event for card in drawn for event in (card.id.input, card.type.input)]
-        typed += [event for card in drawn for event in (card.instructions.input, card.options.input)]
-        if typed:
-            gr.on(typed, remember, fields, form.remembered, trigger_mode="always_last", **QUIET)
-
-        def open_json(*values: Any) -> tuple[str, str, str]:
-            return questions_json(draft_of(cards, values).cards), "json", ""
-
-        json_tab.select(open_json, fields, [form.json_view, form.view, self.question_problems], **QUIET)
-
-        def open_form(*values: Any) -> list[Any]:
-            try:
-                return [*show_questions(draft_cards(draft_of(cards, values))), "form", ""]
-            except RequestError as error:
-                note = Problem((), "The JSON view was not valid, so the cards are as they were before.", "json_view")
-                current = collect(cards, values[len(form.fields) :])
-                return [*show_questions(current), "form", problems_html((note, *error.problems))]
-
-        form_tab.select(open_form, fields, [*form.questions, form.view, self.question_problems], **QUEUED)
-        form.json_view.input(
-            lambda *values: self.check_json_view(draft_of(cards, values)),
-            fields,
-            [*form.filled, self.question_problems],
-            trigger_mode="always_last",
-            **QUEUED,
-        )
+    def wire_decide(self, cards: Cards, drawn: list[DrawnCard]) -> None:
+        """Let the button read the fields; called at each drawing of the cards."""
         self.decide.click(
-            lambda variants, *values: self.submit(variants, draft_of(cards, values), drawn),
-            [self.chosen, *fields],
-            [
-                self.request_id,
-                self.timer,
-                *self.problem_panels,
-                *(part for card in drawn for part in (card.problems, card.frame)),
-            ],
+            lambda variants, *values: self.submit(variants, draft_of(cards, values)),
+            [self.chosen, *self.form.fields_of(drawn)],
+            [self.request_id, self.timer, *self.problem_panels, *self.form.card_panels(drawn)],
             api_visibility="private",
             show_progress="minimal",
             show_progress_on=self.decide,
             concurrency_limit=None,
         ).then(None, self.request_id, None, js=SHOW_IN_ADDRESS, api_visibility="private")
-
-    def wire_meter(self) -> None:
-        """Count what the form holds; the questions come as the text that is remembered of them."""
-        form = self.form
-        form.json_view.input(lambda text: text, form.json_view, form.remembered, trigger_mode="always_last", **QUIET)
-        gr.on(
-            [self.page.load, form.state.change, form.read_as.change, form.images.change, form.remembered.change],
-            lambda state, read_as, images, truncate, questions: self.count(
-                Draft(state or "", read_as, _paths(images), (), questions or "{}", truncate)
-            ),
-            [form.state, form.read_as, form.images, form.truncate, form.remembered],
-            [self.meter, form.truncate],
-            trigger_mode="always_last",
-            **QUIET,
-        )
 
     def wire_results(self) -> None:
         self.timer.tick(self.refresh, self.request_id, [self.timer, *self.shown], **QUIET)
@@ -352,7 +148,7 @@ class DecideScreen:
     @property
     def problem_panels(self) -> list[gr.components.Component]:
         """Outputs of `show_problems`."""
-        return [self.general_problems, self.state_problems, self.image_problems, self.question_problems]
+        return [self.general_problems, *self.form.problem_panels]
 
     # ---- handlers ----
 
@@ -361,29 +157,7 @@ class DecideScreen:
         """Any variant's: they share their vocabulary. That of a hub release arrives after the start."""
         return next((self.tokenizers[name] for name in self.variants if name in self.tokenizers), None)
 
-    def count(self, draft: Draft) -> tuple[str, Any]:
-        """The line under the state, and whether the offer to cut the state is of use."""
-        words = describe_state(draft.state, draft.read_as)
-        if self.tokenizer is None:
-            return meter_html(words, None, self.settings.max_tokens), gr.update(visible=True)
-        meter = measure(draft, self.tokenizer)
-        tokens = meter.count.total if meter.count else meter.state_tokens
-        is_too_long = tokens > self.settings.max_tokens
-        return meter_html(words, meter, self.settings.max_tokens), gr.update(visible=is_too_long or draft.truncate)
-
-    def check_json_view(self, draft: Draft) -> list[Any]:
-        """While somebody types JSON: say what is wrong, and take a whole request apart if one was pasted."""
-        unchanged: list[Any] = [gr.skip()] * len(self.form.filled)
-        try:
-            submission = whole_request(draft.questions or "")
-            if submission is None:
-                draft_cards(draft)
-                return [*unchanged, ""]
-        except RequestError as error:
-            return [*unchanged, problems_html(error.problems)]
-        return [*show_filled(fill(submission.request, submission.images)), taken_html(submission)]
-
-    def submit(self, variants: str, draft: Draft, drawn: Sequence[DrawnCard]) -> list[Any]:
+    def submit(self, variants: str, draft: Draft) -> list[Any]:
         """Check and store; problems go to their places, the request's id to the page."""
         asked = variants.split(",")
         try:
@@ -394,41 +168,27 @@ class DecideScreen:
                 self.tokenizer.check_length(submission.request, sizes, self.settings.max_tokens)
             submitted = self.submitter.submit(submission, asked, source="page")
         except DraftError as error:
-            return self.show_draft_problems(error, draft, drawn)
+            return self.show_refused(error, draft)
         except RequestError as error:
-            return self.show_draft_problems(DraftError(error.problems), draft, drawn)
+            return self.show_refused(DraftError(error.problems), draft)
         except ClefError as error:
-            return self.show_draft_problems(DraftError([Problem((), str(error), "refused")]), draft, drawn)
-        clean = [part for card in draft.cards for part in ("", gr.skip())]
+            return self.show_refused(DraftError([Problem((), str(error), "refused")]), draft)
+        clean = show_card_problems(draft.cards, {})
         return [str(submitted.request_id), gr.Timer(active=True), *self.show_problems(()), *clean]
 
-    def show_draft_problems(self, error: DraftError, draft: Draft, drawn: Sequence[DrawnCard]) -> list[Any]:
+    def show_refused(self, error: DraftError, draft: Draft) -> list[Any]:
         by_card, rest = place_problems(error.problems, draft.cards if draft.questions is None else ())
         for uid, problem in error.by_card:
             by_card.setdefault(uid, []).append(problem)
-        parts: list[Any] = []
-        for card in draft.cards:
-            problems = by_card.get(card.uid, [])
-            parts += [problems_html(problems, skip=2), gr.update(open=True) if problems else gr.skip()]
-        return [gr.skip(), gr.skip(), *self.show_problems(rest, has_others=bool(by_card)), *parts]
+        problems = self.show_problems(rest, has_others=bool(by_card))
+        return [gr.skip(), gr.skip(), *problems, *show_card_problems(draft.cards, by_card)]
 
     def show_problems(self, problems: Sequence[Problem], *, has_others: bool = False) -> list[str]:
-        """Each problem at its field; one line beside the button says that there are some."""
-        places: dict[str, list[Problem]] = {"": [], "state": [], "images": [], "questions": []}
-        for problem in problems:
-            place = str(problem.loc[0]) if problem.loc else ""
-            places[place if place in places else ""].append(problem)
-        general = problems_html(places[""])
+        """Each problem at its field; beside the button those without one, or that there are some."""
+        general = problems_html(problem for problem in problems if not set(problem.loc[:1]) & set(FORM_PLACES))
         if (has_others or problems) and not general:
-            general = (
-                '<p class="look-left" role="alert">Something in the form needs a change; see the marked places.</p>'
-            )
-        return [
-            general,
-            problems_html(places["state"], skip=1),
-            problems_html(places["images"]),
-            problems_html(places["questions"], skip=1),
-        ]
+            general = f'<p class="look-left" role="alert">{LOOK_LEFT}</p>'
+        return [general, *show_form_problems(problems)]
 
     def refresh(self, request_id: str) -> list[Any]:
         """What the page shows of a request now; stops the timer when nothing more will come."""
@@ -470,18 +230,3 @@ class DecideScreen:
 
     def show_nothing(self) -> list[Any]:
         return [EMPTY, gr.update(visible=False), *([gr.update(value=None, visible=False)] * len(self.variants))]
-
-
-def taken_html(submission: Submission) -> str:
-    """What became of a whole request pasted into the JSON view."""
-    num_images = len(submission.images)
-    words = (
-        "The state and the questions were taken over"
-        if not num_images
-        else "State, images and questions were taken over"
-    )
-    ignored = [
-        Problem((), f"Ignored, because nothing of this name is known: {name}", "ignored")
-        for name in submission.unknown_fields
-    ]
-    return f'<p class="taken">{words}.</p>' + problems_html(ignored)

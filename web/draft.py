@@ -23,7 +23,7 @@ ReadAs = Literal["auto", "text", "json"]
 
 @dataclass(frozen=True)
 class Draft:
-    """The form's fields. `questions` is set while the JSON view is open and then counts instead of the cards."""
+    """The form's fields. `questions` is the JSON view's text if somebody edited it; then it counts, not the cards."""
 
     state: str
     read_as: ReadAs

@@ -50,6 +50,14 @@ def field_of(page: Page, number: int, name: str) -> Locator:
     return page.locator(f"#card-{number} .f-{name} :is(input, textarea)").first
 
 
+def write_json(page: Page, text: str) -> None:
+    """Open the JSON view and replace what stands there, once the editor has loaded its language and is itself."""
+    page.get_by_role("tab", name="JSON").click()
+    code = page.locator("#questions-json .cm-content")
+    expect(code.locator(".cm-line span").first).to_be_visible()
+    code.fill(text)
+
+
 def press_decide(page: Page) -> None:
     """Decide and wait for all answers."""
     page.locator("#decide").click()

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browser.steps import PROJECT, field_of, open_decide, press_decide, unfold
+from browser.steps import PROJECT, field_of, open_decide, press_decide, unfold, write_json
 from playwright.sync_api import Page, expect
 
 EXAMPLES = PROJECT / "examples"
@@ -134,25 +134,30 @@ def test_cards_and_json_are_kept_in_step_both_ways(decide: Page) -> None:
     code = decide.locator("#questions-json .cm-content")
     expect(code).to_contain_text("is_down")
     questions = {"mood": {"type": "score", "criteria": ["bad", "good"]}, "late": {"type": "noul"}}
-    code.fill(json.dumps(questions, indent=1))
+    write_json(decide, json.dumps(questions))
     decide.get_by_role("tab", name="Questions").click()
     expect(decide.locator(".card")).to_have_count(2)
     expect(decide.locator("#card-0 > button")).to_contain_text("mood · score · 2 levels")
     expect(decide.locator("#card-1 > button")).to_contain_text("late · noul")
 
 
-def test_what_stands_in_the_json_view_is_what_is_decided(decide: Page) -> None:
+def test_going_back_from_a_json_view_nobody_edited_keeps_what_was_just_typed(decide: Page) -> None:
+    unfold(decide, 0)
+    field_of(decide, 0, "instructions").fill("typed at the last moment")
     decide.get_by_role("tab", name="JSON").click()
-    expect(decide.locator("#questions-json .cm-content")).to_contain_text("department")
-    decide.locator("#questions-json .cm-content").fill('{"only": {"type": "noul"}}')
+    decide.get_by_role("tab", name="Questions").click()
+    expect(field_of(decide, 0, "instructions")).to_have_value("typed at the last moment")
+    expect(decide.locator("#card-0 > button")).to_contain_text("department · choice")
+
+
+def test_what_stands_in_the_json_view_is_what_is_decided(decide: Page) -> None:
+    write_json(decide, '{"only": {"type": "noul"}}')
     press_decide(decide)
     expect(decide.locator("#results .q-id")).to_have_text(["only"])
 
 
 def test_broken_json_is_named_where_it_stands(decide: Page) -> None:
-    decide.get_by_role("tab", name="JSON").click()
-    expect(decide.locator("#questions-json .cm-content")).to_contain_text("department")
-    decide.locator("#questions-json .cm-content").fill('{"a": {"type": "boolean"}}')
+    write_json(decide, '{"a": {"type": "boolean"}}')
     expect(decide.locator("#question-problems")).to_contain_text("noul")
     decide.locator("#decide").click()
     expect(decide.locator("#problems")).to_contain_text("needs a change")
@@ -161,9 +166,7 @@ def test_broken_json_is_named_where_it_stands(decide: Page) -> None:
 
 def test_a_whole_request_pasted_as_json_fills_the_form_and_names_what_is_unknown(decide: Page) -> None:
     request = json.loads((EXAMPLES / "receipt_request.json").read_text()) | {"temperature": 0.2}
-    decide.get_by_role("tab", name="JSON").click()
-    expect(decide.locator("#questions-json .cm-content")).to_contain_text("department")
-    decide.locator("#questions-json .cm-content").fill(json.dumps(request))
+    write_json(decide, json.dumps(request))
     expect(decide.locator("#question-problems")).to_contain_text("temperature")
     expect(decide.locator("#state textarea")).to_have_value("Picture sent with an expense claim.")
     expect(decide.locator("#images .gallery-item img")).to_have_count(1)
@@ -223,9 +226,7 @@ def test_markup_of_a_user_is_shown_as_text_everywhere(decide: Page) -> None:
         "scale": {"type": "score", "criteria": [MARKUP, "high"]},
     }
     decide.locator("#state textarea").fill(MARKUP)
-    decide.get_by_role("tab", name="JSON").click()
-    expect(decide.locator("#questions-json .cm-content")).to_contain_text("department")
-    decide.locator("#questions-json .cm-content").fill(json.dumps(questions))
+    write_json(decide, json.dumps(questions))
     decide.get_by_role("tab", name="Questions").click()
     expect(decide.locator("#card-1 > button")).to_contain_text("scale")
     press_decide(decide)

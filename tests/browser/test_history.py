@@ -62,6 +62,7 @@ def test_a_batch_is_opened_from_the_history(page: Page, app_url: str) -> None:
     expect(page.locator("#plan .fact").first).to_contain_text("40")
     page.locator("#run").click()
     expect(page.locator("#batch-head")).to_contain_text("messages.csv")
+    page.wait_for_url("**/batch?batch=*")
     number = page.url.partition("batch=")[2]
     page.locator("#cancel").click()
     open_history(page, app_url)
