@@ -32,8 +32,6 @@ def build(job: dict[str, Any], report: "Report") -> None:
 
     `exclude` holds the exact names of the modules that stay BF16, `blocks` the calibration's token ids.
     """
-    from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
-
     recipe = Recipe.from_json(job["recipe"])
     exported = Path(job["exported"])
     part = exported.with_name(exported.name + ".part")
@@ -43,6 +41,8 @@ def build(job: dict[str, Any], report: "Report") -> None:
     torch.manual_seed(recipe.seed)
     model: Any = load_backbone(read_release(job["source"]), torch.device(job["device"]), torch.bfloat16)
     model.config._name_or_path = job["source"]  # where Quark finds tensors that no module reads (`mtp.*`)
+    from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors  # takes longer than to load a small model
+
     report("load", 1, 1)
 
     config = LLMTemplate.get(recipe.template).get_config(
