@@ -19,9 +19,9 @@ from db.store_comparison_reads import comparison_progress, list_comparisons
 from db.store_sensitivity import get_sensitivity_run, list_sensitivity_runs
 from db.views import HistoryItem
 from web.bars import variant_label
-from web.compare_opened import OpenedView
+from web.compare_opened import FIRST_THRESHOLD, OpenedView
 from web.compare_view import comparisons_html
-from web.frame import QUEUED, QUIET, draw_frame, error_html, panel, stored_id
+from web.frame import QUIET, draw_frame, error_html, panel, stored_id
 from web.results import variant_order
 from web.sensitivity import sensitivity_html, sensitivity_list_html
 from worker.compare import start_comparison
@@ -89,7 +89,7 @@ class CompareScreen:
 
     def wire(self, page: gr.Blocks) -> None:
         self.timer.tick(self.look, None, [self.list, self.timer], **QUIET)
-        self.start.click(
+        started = self.start.click(
             self.start_run,
             [self.batch, self.left, self.right, self.floor],
             [self.problems, self.opened.comparison_id],
@@ -98,33 +98,30 @@ class CompareScreen:
             show_progress_on=self.start,
             concurrency_limit=None,
         )
-        page.load(
-            self.restore,
-            None,
-            [self.opened.comparison_id, self.problems, self.batch, self.list, self.timer, self.sensitivity, self.plot],
-            **QUEUED,
-        )
+        self.opened.open_after(started)
+        setup = [self.batch, self.list, self.timer, self.sensitivity, self.plot]
+        page.load(self.restore, None, [self.opened.comparison_id, *setup, *self.opened.shown], **QUIET)
 
     # ---- handlers ----
 
     def restore(self, http: gr.Request) -> list[Any]:
-        """At page load: what the address names; setting a comparison's id shows it."""
+        """At page load: what the address names, all in one answer, so that it is seen as soon as can be."""
         comparison_id, problem = self.asked(http, "comparison")
         batch_id, no_batch = self.asked(http, "batch")
         run_id, no_run = self.asked(http, "sensitivity")
         if comparison_id:
-            return [comparison_id, "", *[gr.skip()] * 5]
+            return [comparison_id, *[gr.skip()] * 5, *self.opened.show(comparison_id, FIRST_THRESHOLD)]
         with self.database.read() as session:
             runs = list_sensitivity_runs(session)
             run = get_sensitivity_run(session, int(run_id)) if run_id else None
         problem = problem or no_batch or no_run
         return [
             "",
-            error_html(problem) if problem else "",
             self.batch_choices(int(batch_id) if batch_id else None),
             *self.look(),
             sensitivity_list_html(runs, None if run is None else run.id),
             "" if run is None else sensitivity_html(run),
+            *self.opened.show_nothing(error_html(problem) if problem else ""),
         ]
 
     def asked(self, http: gr.Request, name: str) -> tuple[str, str]:

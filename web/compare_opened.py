@@ -94,9 +94,6 @@ class OpenedView:
     def wire(self) -> None:
         reads: dict[str, Any] = {"inputs": [self.comparison_id, self.threshold], "outputs": self.shown, **QUIET}
         self.timer.tick(self.show, **reads)
-        self.comparison_id.change(self.show, **reads).then(
-            None, self.comparison_id, None, js=SHOW_IN_ADDRESS, api_visibility="private"
-        )
         self.cancel.click(self.stop, **reads)
         self.resume.click(self.go_on, **reads)
         self.threshold.change(
@@ -118,14 +115,19 @@ class OpenedView:
                 concurrency_limit=2,
             ).success(None, self.file, None, js=CLICK_DOWNLOAD, api_visibility="private")
 
+    def open_after(self, event: Any) -> None:
+        """Show the comparison whose id an event has set, and put it into the address."""
+        event.success(self.show, [self.comparison_id, self.threshold], self.shown, **QUIET).then(
+            None, self.comparison_id, None, js=SHOW_IN_ADDRESS, api_visibility="private"
+        )
+
     # ---- handlers ----
 
     def show(self, comparison_id: str, threshold: float) -> list[Any]:
         """What the page shows of a comparison now; the timer stops when nothing more will come."""
         number = stored_id(comparison_id)
         if number is None:
-            unchanged = [gr.skip()] * (len(self.shown) - 3)
-            return [gr.Timer(active=False), gr.update(visible=True), gr.update(visible=False), *unchanged]
+            return self.show_nothing(gr.skip())
         progress = look_at_progress(self.database, number)
         if progress.is_decided and not progress.is_finished:
             summarise_comparison(self.database, number, deadline=time.monotonic() + SUMMARY_BUDGET_S)
@@ -146,6 +148,13 @@ class OpenedView:
             body if report is None else report_html(view, report),
             *self.show_parts(view, report, threshold),
         ]
+
+    def show_nothing(self, problem: Any) -> list[Any]:
+        """Values for `shown` while no comparison is opened."""
+        shown = dict.fromkeys(self.shown, gr.skip())
+        shown |= {self.timer: gr.Timer(active=False), self.problems: problem}
+        shown |= {self.setup: gr.update(visible=True), self.frame: gr.update(visible=False)}
+        return list(shown.values())
 
     def show_parts(self, view: ComparisonView, report: Report | None, threshold: float) -> list[Any]:
         """What one can play with: the threshold and the list of answers, from their beginning."""

@@ -21,6 +21,8 @@ def compared_url(browser: Browser, app_url: str) -> str:
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
     page = context.new_page()
     page.set_default_timeout(30_000)
+    watched = Watched()
+    watched.attach(page)
     open_batch(page, f"{app_url}/batch")
     page.locator("#batch-example").click()
     expect(page.locator("#map-labels")).to_contain_text("label:department")
@@ -37,6 +39,7 @@ def compared_url(browser: Browser, app_url: str) -> str:
     page.wait_for_url(re.compile(r"/compare\?comparison=\d+"))
     expect(page.locator(REPORT)).to_be_visible(timeout=RUN_TIMEOUT_MS)
     expect(page.locator("#progress strong")).to_have_count(0)
+    assert watched.errors == []
     url = page.url
     context.close()
     return url
