@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, read_jsonl
+from paths import GOLDEN, read_jsonl
 
 from clef_core.answers import build_answers, build_response
 from clef_core.errors import EngineError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, read_jsonl
+from paths import DATA, read_jsonl
 from sqlalchemy import func, select
 from web_app import WebApp, open_app
 

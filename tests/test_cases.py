@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import DATA, GOLDEN, read_jsonl
+from paths import DATA, GOLDEN, read_jsonl
 
 from clef_core.answers import build_answers
 from clef_core.errors import RequestError

@@ -6,7 +6,7 @@ from shutil import copytree
 
 import pytest
 import torch
-from conftest import PROJECT
+from paths import PROJECT
 from test_cli import Cli
 
 from clef_core.chat import PROMPTS, chat

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import typer
+from paths import DATA, PROJECT
 from typer.testing import CliRunner
 
-from tests.conftest import DATA, PROJECT
 from worker.__main__ import app
 
 EXAMPLES = PROJECT / "examples"

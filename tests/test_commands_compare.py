@@ -13,7 +13,7 @@ from shutil import copytree
 from typing import Any
 
 import pytest
-from conftest import PROJECT
+from paths import PROJECT
 from test_cli import TIMEOUT_S, Cli, Outcome
 
 SMALL = PROJECT / "checkpoints" / "random-bf16"

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import PROJECT
+from paths import PROJECT
 from PIL import Image
 
 from clef_core.encoding import Encoder, Record, collate

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PROJECT
+from paths import PROJECT
 from PIL import Image
 from safetensors.torch import load_file, save_file
 

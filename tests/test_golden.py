@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, read_jsonl
+from paths import GOLDEN, read_jsonl
 from PIL import Image
 
 from clef_core.encoding import Encoder, Record

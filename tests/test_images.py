@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import DATA
+from paths import DATA
 from PIL import Image, ImageOps
 
 from clef_core.errors import RequestError

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import GOLDEN
+from paths import GOLDEN
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

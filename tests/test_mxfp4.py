@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import GOLDEN
+from paths import GOLDEN
 from torch import Tensor
 
 from clef_core.mxfp4 import (

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import PROJECT
+from paths import PROJECT
 from transformers import Qwen3_5ForConditionalGeneration
 
 from clef_core.errors import RequestError

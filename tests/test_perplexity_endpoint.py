@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PROJECT
+from paths import PROJECT
 from test_cli import Cli
 
 from clef_core.model import Release, load_release

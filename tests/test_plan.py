@@ -1,9 +1,9 @@
 """The dry run: what a table would cost, before anything is stored."""
 
 import pytest
+from paths import PROJECT
 
 from clef_core.tokens import PromptTokenizer
-from tests.conftest import PROJECT
 from tests.test_tables import OUTAGE, data_url, png, read, rows_of
 from worker.tables import ColumnMapping, RowNote, plan, table_rows
 

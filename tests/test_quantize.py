@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GOLDEN, PROJECT
+from paths import GOLDEN, PROJECT
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PROJECT
+from paths import PROJECT
 from safetensors.torch import load_file, save_file
 
 from clef_core.build_plan import plan_build

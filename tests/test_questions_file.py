@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import PROJECT
 
 from clef_core.errors import ClefError, RequestError
-from tests.conftest import PROJECT
 from worker.questions_file import QuestionsFileError, load_questions
 
 CHOICE = {"type": "choice", "instructions": "Which team?", "criteria": {"billing": None, "technical": "Bugs"}}

@@ -3,7 +3,7 @@
 import re
 import sys
 
-from conftest import PROJECT
+from paths import PROJECT
 
 sys.path.insert(0, str(PROJECT / "scripts"))
 from file_tree import file_tree, with_tree

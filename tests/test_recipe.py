@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from conftest import GOLDEN, PROJECT
+from paths import GOLDEN, PROJECT
 
 from clef_core.calibration import draw_calibration
 from clef_core.errors import SettingsError

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN, PROJECT
+from paths import GOLDEN, PROJECT
 from safetensors.torch import load_file, save_file
 
 from clef_core.errors import ReleaseError

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import GOLDEN, read_jsonl
+from paths import GOLDEN, read_jsonl
 from PIL import Image
 from pydantic import ValidationError
 

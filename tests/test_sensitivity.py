@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PROJECT
+from paths import PROJECT
 from typer.testing import CliRunner
 
 from clef_core.engine import Engine, Record

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import DATA, PROJECT
 from PIL import Image
 
-from tests.conftest import DATA, PROJECT
 from worker import image_zip
 from worker.submit import BatchRow
 from worker.tables import (

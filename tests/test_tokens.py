@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import GOLDEN, PROJECT, read_jsonl
+from paths import GOLDEN, PROJECT, read_jsonl
 
 from clef_core.errors import ReleaseError, RequestError, TooLongError
 from clef_core.schema import parse_request

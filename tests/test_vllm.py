@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from conftest import PROJECT
+from paths import PROJECT
 from test_cli import Cli
 
 from clef_core.release import read_release
