@@ -66,11 +66,13 @@ def quantize(
 
     Exit codes: 0 made, 1 Quark failed, 2 bad input, no room, or TARGET exists, 130 stopped by Ctrl-C.
     """
+    from worker.commands.devices import checked_device, prepare_torch
+
+    prepare_torch()
     from clef_core.errors import EngineError
     from clef_core.quantize import quantize as build
     from clef_core.recipe import PILE_VAL, Recipe
     from clef_core.room import gigabytes
-    from worker.commands.devices import checked_device
     from worker.commands.steps import shown_steps
 
     recipe = Recipe(

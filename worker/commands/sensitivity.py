@@ -58,19 +58,18 @@ def sensitivity(
 
     Exit codes: 0 all requests used, 1 some were refused, 2 bad input.
     """
-    import logging
+    from worker.commands.devices import checked_device, prepare_torch
 
+    prepare_torch()
     from clef_core.model import load_release
     from clef_core.release import resolve_release
     from clef_core.sensitivity import measure_sensitivity
     from worker.commands.connect import open_database
-    from worker.commands.devices import checked_device
     from worker.commands.steps import shown_steps
     from worker.settings import load_settings
 
     if plot is not None and plot.suffix.lower() != ".svg":
         fail(f"--plot {plot}: the plot is SVG, so the name must end in .svg")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     settings = load_settings()
     records, num_bad, digest = _read_records(requests, questions, images_zip, settings, limit)
     loaded = load_release(resolve_release(release), checked_device(device))

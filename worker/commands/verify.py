@@ -34,6 +34,9 @@ def verify(
 
     Exit codes: 0 every law holds, 1 one is broken, 2 bad input.
     """
+    from worker.commands.devices import prepare_torch
+
+    prepare_torch()
     from clef_core.release import resolve_release
     from clef_core.verify import verify as look
     from worker.commands.steps import shown_steps
