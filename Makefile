@@ -16,7 +16,9 @@ run: $(VENV)/.requirements ## start Redis, the workers and the page on http://12
 	@$(BIN)/python app.py
 
 test: $(VENV)/.requirements-dev chromium ## run every test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/browser $(ARGS)
+	@# A process of their own: Playwright keeps an event loop in the main thread, and other tests start theirs.
+	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 check: $(VENV)/.requirements-dev ## formatter, linter and strict types
 	$(BIN)/ruff format --check .
