@@ -348,7 +348,7 @@ def test_bfloat16_rows_of_an_awq_build_may_be_scaled_but_not_otherwise_changed(s
 
 
 def test_a_linear_of_zeros_has_no_error(tmp_path):
-    codes = {"a.weight": torch.zeros(2, 32, dtype=torch.uint8), "a.weight_scale": torch.zeros(2, 2, dtype=torch.uint8)}
+    codes = {"a.weight": torch.zeros(2, 32, dtype=torch.uint8), "a.weight_scale": torch.ones(2, 2, dtype=torch.uint8)}
     save_file(codes, tmp_path / "built")
     save_file({"a.weight": torch.zeros(2, 64, dtype=torch.bfloat16)}, tmp_path / "source")
     error = linear_error(locate(tmp_path / "built"), locate(tmp_path / "source"), "a", Scales())
