@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["bytes", "layers", "linears", "files", "rows"]
+Unit = Literal["bytes", "layers", "linears", "files", "rows", "steps"]
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,11 @@ class _Build:
             "blocks": self._calibration()["blocks"],
             "device": str(self.device),
         }
-        run_quark(job, self.folder.path, lambda step, done, total: self.listener(Progress(step, done, total, "layers")))
+
+        def report(step: str, done: int, total: int) -> None:
+            self.listener(Progress(step, done, total, "layers" if step == "calibrate" else "steps"))
+
+        run_quark(job, self.folder.path, report)
 
     def reshard(self) -> None:
         """Spread what Quark exported over the release's files; the tensors stay as they are."""
@@ -200,7 +204,7 @@ class _Build:
 
     def publish(self) -> None:
         """Give the release its name."""
-        count = Count(self.listener, "publish", 1, "files")
+        count = Count(self.listener, "publish", 1, "steps")
         _sync(self.folder.release)
         os.rename(self.folder.release, self.target)
         _sync(self.target.parent)

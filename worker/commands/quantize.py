@@ -69,7 +69,7 @@ def quantize(
     from worker.commands.devices import checked_device, prepare_torch
 
     prepare_torch()
-    from clef_core.errors import EngineError
+    from clef_core.errors import EngineError, count
     from clef_core.quantize import quantize as build
     from clef_core.recipe import PILE_VAL, Recipe
     from clef_core.room import gigabytes
@@ -93,5 +93,5 @@ def quantize(
     kept = f", {len(plan.kept)} kept in BF16" if plan.kept else ""
     say(
         f"{target}: {len(plan.linears)} linears in MXFP4{kept}; {gigabytes(plan.weight_bytes)} of weights in "
-        f"{len(plan.shards)} files, {plan.weight_bytes / plan.source_bytes:.1%} of {gigabytes(plan.source_bytes)}"
+        f"{count(len(plan.shards), 'file')}, {plan.weight_bytes / plan.source_bytes:.1%} of {gigabytes(plan.source_bytes)}"
     )

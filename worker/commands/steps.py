@@ -46,13 +46,15 @@ class _Step:
         self.first_done: int | None = None
 
     def rate(self, at: At) -> str:
-        """`123 MB/s`, or nothing while there is nothing to tell."""
+        """`123 MB/s`, `40 s per layer`, or nothing while there is nothing to tell."""
         if self.first_done is None:
             self.first_done = at.done
         elapsed_s = time.monotonic() - self.started
         done = at.done - self.first_done
-        if not done or elapsed_s < 1e-3:
+        if at.unit == "steps" or not done or elapsed_s < 1e-3:
             return ""
+        if done < elapsed_s:
+            return f"{elapsed_s / done:.3g} s per {at.unit.removesuffix('s')}"
         return f"{_amount(done / elapsed_s, at)}/s"
 
 
@@ -66,8 +68,7 @@ class _Bars:
             task = self._bars.add_task(at.step, total=at.total, amount="", rate="")
             self._tasks[at.step] = (task, _Step())
         task, step = self._tasks[at.step]
-        amount = f"{_amount(at.done, at)} of {_amount(at.total, at)}"
-        self._bars.update(task, completed=at.done, total=at.total, amount=amount, rate=step.rate(at))
+        self._bars.update(task, completed=at.done, total=at.total, amount=_far(at), rate=step.rate(at))
 
 
 class _PlainLines:
@@ -81,7 +82,16 @@ class _PlainLines:
         if at.done < at.total and time.monotonic() < self._next_line:
             return
         self._next_line = time.monotonic() + PLAIN_LINE_EVERY_S
-        say(f"{at.step}: {_amount(at.done, at)} of {_amount(at.total, at)}{f', {rate}' if rate else ''}")
+        say(f"{at.step}: {_far(at)}{f', {rate}' if rate else ''}")
+
+
+def _far(at: At) -> str:
+    """`3.1 MB of 4.2 MB`, `3 of 64 layers`, or whether a step without parts is done."""
+    if at.unit == "steps":
+        return "done" if at.done == at.total else "…"
+    if at.unit == "bytes":
+        return f"{decimal(at.done)} of {decimal(at.total)}"
+    return f"{at.done:,} of {at.total:,} {at.unit}"
 
 
 def _amount(number: float, at: At) -> str:
