@@ -91,7 +91,8 @@ def quantize(
     except EngineError as error:
         fail(one_line(str(error)), SOME_FAILED)
     kept = f", {len(plan.kept)} kept in BF16" if plan.kept else ""
+    share = f"{plan.weight_bytes / plan.source_bytes:.1%} of {gigabytes(plan.source_bytes)}"
     say(
         f"{target}: {len(plan.linears)} linears in MXFP4{kept}; {gigabytes(plan.weight_bytes)} of weights in "
-        f"{count(len(plan.shards), 'file')}, {plan.weight_bytes / plan.source_bytes:.1%} of {gigabytes(plan.source_bytes)}"
+        f"{count(len(plan.shards), 'file')}, {share}"
     )
