@@ -33,12 +33,6 @@ FUSED = (
 )
 """Linears of one layer that vLLM's Qwen3.5 joins into one, and which must therefore have one format."""
 
-AWQ_SCALING = (
-    ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
-    ("mlp.up_proj", ("mlp.down_proj",)),
-)
-"""What Quark's `qwen3_5` template folds AWQ's scales into, and the linears whose inputs it scales."""
-
 MIN_SHARD_BYTES = 256 * 1024**2
 VERSIONED = ("torch", "transformers", "safetensors")
 

@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, TextIO, get_args
+from typing import Any, Literal, TextIO
 
 from clef_core.comparison_report import Report
 from db.comparison_views import ComparedAnswer, ComparisonView, PairedRow
@@ -20,7 +20,6 @@ from worker.comparison_summary import compare_row
 from worker.tables import Written, neutralise, write_jevl
 
 ComparisonFormat = Literal["json", "markdown", "csv", "jevl"]
-COMPARISON_FORMATS: tuple[ComparisonFormat, ...] = get_args(ComparisonFormat)
 SIGNIFICANT_DIGITS = 6
 
 CSV_COLUMNS = (
