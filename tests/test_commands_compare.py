@@ -157,7 +157,11 @@ def test_the_table_escapes_what_users_wrote(cli: Cli, tmp_path: Path) -> None:
         (["--task", "card", "--left", "nope"], ["nope is no variant", "bf16, mxfp4", "no such release"]),
         (["--task", "card", "--json", "/nowhere/out.json"], ["there is no folder /nowhere"]),
         (["--task", "card", "--csv", "a", "--jevl", "a"], ["two outputs have one name"]),
-        (["--task", "card", "--no-floor", "--floor-dtype", "float32"], ["--floor-dtype needs the floor"]),
+        (
+            ["--task", "card", "--no-floor", "--floor-dtype", "float32"],
+            ["--floor-dtype and --floor-device need the floor"],
+        ),
+        (["--task", "card", "--floor-device", "cuda:99"], ["--floor-device cuda:99"]),
         (["--task", "card", "--questions", "q.json"], ["--questions belongs to --requests"]),
         (["--resume", "77"], ["there is no comparison 77"]),
         (["--batch", "77"], ["there is no batch 77"]),

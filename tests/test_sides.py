@@ -41,7 +41,7 @@ def test_the_folder_of_a_configured_variant_is_that_variant(settings: Settings) 
 def test_another_folder_gets_a_name_that_a_worker_process_accepts(settings: Settings, copied: Path) -> None:
     sides = choose_sides(settings, "bf16", str(copied))
     folder, checksum = sides.right[:-9], sides.right[-8:]
-    assert folder == "my-new-release-which-has-a-v"
+    assert folder == "my-new-release-which"
     assert int(checksum, 16) >= 0
     assert sides.settings.variants[sides.right] == str(copied)
     assert settings.variants.keys() == {"bf16", "mxfp4"}
@@ -69,9 +69,16 @@ def test_a_floor_of_another_dtype_is_a_variant_with_settings_of_its_own(settings
     assert (sides.settings.dtype, sides.floor_settings.dtype) == (None, "float32")
 
 
+def test_a_floor_on_another_device_is_a_variant_with_settings_of_its_own(settings: Settings) -> None:
+    sides = choose_sides(settings, "bf16", "mxfp4", floor_dtype="float32", floor_device="cuda:1")
+    assert (sides.floor, sides.floor_settings.device) == ("bf16-float32-cuda1", "cuda:1")
+    assert sides.to_parameters()["floor_device"] == "cuda:1"
+    assert choose_sides(settings, "bf16", "mxfp4", floor_device="cpu").floor == "bf16-cpu"
+
+
 def test_a_stored_comparison_finds_its_releases_again(settings: Settings, copied: Path) -> None:
-    for dtype in (None, "float32"):
-        sides = choose_sides(settings, "bf16", str(copied), floor_dtype=dtype)
+    for dtype, device in ((None, None), ("float32", None), (None, "cuda:1"), ("float32", "cpu")):
+        sides = choose_sides(settings, "bf16", str(copied), floor_dtype=dtype, floor_device=device)
         parameters = sides.to_parameters()
         assert parameters["random_releases"] == list(parameters["releases"])
         again = sides_from_parameters(settings, sides.left, sides.right, sides.floor, parameters)

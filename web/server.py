@@ -18,6 +18,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from clef_core.tokens import PromptTokenizer
 from web.api import DecisionRoutes, add_error_handlers
 from web.doors import BodyDoor, OriginDoor, require_api_key, trusted_hosts
+from web.event_streams import JoinAfterStreamEnd
 from web.page import build_page
 from web.status import StatusRoutes
 from web.theme import CSS, THEME
@@ -73,6 +74,7 @@ def mount_page(app: FastAPI, page: gr.Blocks, settings: Settings) -> None:
 
 def add_doors(app: FastAPI, settings: Settings, uploads: Path) -> None:
     """Stand the doors before everything; the one added last is the outermost."""
+    app.add_middleware(JoinAfterStreamEnd)
     app.add_middleware(BodyDoor, uploads=uploads)
     app.add_middleware(OriginDoor, allowed_hosts=settings.allowed_hosts)
     app.add_middleware(

@@ -17,13 +17,14 @@ from worker.settings import Settings
 
 Dtype = Literal["bfloat16", "float32"]
 
-_MAX_FOLDER_CHARS = 28  # with checksum and dtype a name stays within the 50 that a variant may have
+_MAX_FOLDER_CHARS = 20  # with checksum, dtype and device a name stays within the 50 that a variant may have
 _CHECKSUM_CHARS = 8
 
 
 @dataclass(frozen=True)
 class Sides:
-    """What runs where. `settings` know every variant; the floor has settings of its own when its dtype is another."""
+    """What runs where. `settings` know every variant; the floor has settings of its own when its dtype or
+    device is another."""
 
     left: str
     right: str
@@ -49,28 +50,42 @@ class Sides:
         return {
             "releases": sources,
             "random_releases": [name for name, source in sources.items() if _is_random(source)],
-            "floor_dtype": self.floor_settings.dtype if self.floor_variants else None,
+            "floor_dtype": self._of_floor("dtype"),
+            "floor_device": self._of_floor("device"),
         }
+
+    def _of_floor(self, name: str) -> str | None:
+        """A setting of the floor where it is another than that of the sides."""
+        value = getattr(self.floor_settings, name)
+        return None if value == getattr(self.settings, name) else str(value)
 
 
 def choose_sides(
-    settings: Settings, left: str, right: str, *, has_floor: bool = True, floor_dtype: Dtype | None = None
+    settings: Settings,
+    left: str,
+    right: str,
+    *,
+    has_floor: bool = True,
+    floor_dtype: Dtype | None = None,
+    floor_device: str | None = None,
 ) -> Sides:
     """Find the variants or releases that the names mean.
 
     Args:
-        floor_dtype: run the floor in this dtype, in a worker of its own; None: in the left variant's worker.
+        floor_dtype, floor_device: run the floor in this dtype, on this device, in a worker of its own; neither: in the
+            left variant's worker.
 
     Raises:
         ReleaseError: a name is neither a variant nor a release.
     """
     settings, left = with_variant(settings, left)
     settings, right = with_variant(settings, right)
-    if not has_floor or floor_dtype is None:
+    changes = _floor_changes(floor_dtype, floor_device)
+    if not has_floor or not changes:
         return Sides(left, right, left if has_floor else None, settings, settings)
-    floor = f"{left}-{floor_dtype}"
+    floor = "-".join([left, *(value.replace(":", "") for value in changes.values())])
     settings = _add(settings, floor, settings.variants[left])
-    return Sides(left, right, floor, settings, settings.model_copy(update={"dtype": floor_dtype}))
+    return Sides(left, right, floor, settings, settings.model_copy(update=changes))
 
 
 def sides_from_parameters(
@@ -82,9 +97,13 @@ def sides_from_parameters(
     missing = [name for name in (left, right, floor) if name is not None and name not in settings.variants]
     if missing:
         raise ReleaseError(f"the variant {missing[0]} of this comparison is not configured any more")
-    dtype = parameters.get("floor_dtype")
-    floor_settings = settings if dtype is None else settings.model_copy(update={"dtype": dtype})
-    return Sides(left, right, floor, settings, floor_settings)
+    changes = _floor_changes(parameters.get("floor_dtype"), parameters.get("floor_device"))
+    return Sides(left, right, floor, settings, settings.model_copy(update=changes) if changes else settings)
+
+
+def _floor_changes(dtype: str | None, device: str | None) -> dict[str, str]:
+    given = {"dtype": dtype, "device": device}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def with_variant(settings: Settings, name: str) -> tuple[Settings, str]:

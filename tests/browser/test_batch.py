@@ -225,3 +225,15 @@ def test_a_batch_that_does_not_exist_says_so_and_the_form_stays(page: Page, app_
     open_batch(page, f"{app_url}/batch?batch=999999")
     expect(page.locator("body")).to_contain_text("no batch '999999'")
     expect(page.locator("#batch-file")).to_be_visible()
+
+
+def test_a_click_on_run_is_not_lost_while_the_dry_run_ends(page: Page, app_url: str) -> None:
+    for pause_ms in (0, 200, 400):
+        open_batch(page, f"{app_url}/batch")
+        page.locator("#batch-example").click()
+        expect(page.locator("#map-labels")).to_contain_text("label:department")
+        page.wait_for_timeout(pause_ms)
+        page.locator("#batch-variants label", has_text="BF16").click()
+        page.locator("#run").click()
+        expect(page.locator("#progress strong")).to_be_visible()
+        page.wait_for_url(re.compile(r"batch=\d+"))

@@ -74,6 +74,10 @@ def compare(
     floor_dtype: Annotated[
         FloorDtype | None, typer.Option("--floor-dtype", help="Run the floor in this dtype, in a worker of its own.")
     ] = None,
+    floor_device: Annotated[
+        str | None,
+        typer.Option("--floor-device", help="Run the floor on this device (cpu, cuda:1), in a worker of its own."),
+    ] = None,
     resume: Annotated[
         int | None, typer.Option("--resume", metavar="ID", help="Go on with (or write again) this comparison.")
     ] = None,
@@ -108,8 +112,12 @@ def compare(
         fail("give one of --requests FILE, --batch ID, --task NAME or --resume ID")
     if questions is not None and requests is None:
         fail("--questions belongs to --requests")
-    if floor_dtype is not None and not floor:
-        fail("--floor-dtype needs the floor")
+    if not floor and (floor_dtype is not None or floor_device is not None):
+        fail("--floor-dtype and --floor-device need the floor")
+    if floor_device is not None:
+        from worker.commands.devices import checked_device
+
+        checked_device(floor_device, "--floor-device")
     outputs = Outputs(json_out, markdown_out, csv_out, jevl_out)
     outputs.check()
     if resume is not None:
@@ -122,7 +130,12 @@ def compare(
 
         task_rows = load_task(find_task(task), data, n, seed)
     sides = choose_sides(
-        load_settings(), left, right, has_floor=floor, floor_dtype=None if floor_dtype is None else floor_dtype.value
+        load_settings(),
+        left,
+        right,
+        has_floor=floor,
+        floor_dtype=None if floor_dtype is None else floor_dtype.value,
+        floor_device=floor_device,
     )
     with (
         open_submitter(sides.settings) as submitter,

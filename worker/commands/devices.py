@@ -21,8 +21,8 @@ def prepare_torch() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def checked_device(name: str) -> torch.device:
-    """The device of that name.
+def checked_device(name: str, option: str = "--device") -> torch.device:
+    """The device of that name, given by `option`.
 
     Raises:
         SettingsError: there is no such device on this machine.
@@ -32,9 +32,9 @@ def checked_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise SettingsError(f"--device {name}: no device has that name; use cpu, cuda or cuda:1") from error
+        raise SettingsError(f"{option} {name}: no device has that name; use cpu, cuda or cuda:1") from error
     if device.type not in ("cpu", "cuda"):
-        raise SettingsError(f"--device {name}: use cpu, cuda or cuda:1")
+        raise SettingsError(f"{option} {name}: use cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"--device {name}: this machine has {torch.cuda.device_count()} such devices")
+        raise SettingsError(f"{option} {name}: this machine has {torch.cuda.device_count()} such devices")
     return device
