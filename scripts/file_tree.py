@@ -7,7 +7,7 @@ import ast
 from pathlib import Path
 
 PROJECT = Path(__file__).parent.parent
-PACKAGES = ("clef_core", "db", "worker", "worker/commands", "web")
+PACKAGES = ("clef_core", "db", "worker", "worker/commands", "web", "training")
 BEGIN, END = "<!-- file tree: scripts/file_tree.py -->", "<!-- end of the file tree -->"
 TOP = (
     ("app.py", "starts Redis, the workers and the page, and ends them again"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
-ROOMS = ("clef_core", "db", "worker", "web")
+ROOMS = ("clef_core", "db", "worker", "web", "training")
 SOURCES = [PROJECT / "app.py", *sorted(path for room in ROOMS for path in (PROJECT / room).rglob("*.py"))]
 
 TORCH = {"torch", "torchvision", "transformers", "triton", "quark"}
@@ -55,7 +55,9 @@ def is_allowed(importer: str, imported: str) -> bool:
     room, target = importer.split(".")[0], imported.split(".")[0]
     is_model_code = target in TORCH or (target == "clef_core" and imported not in TORCH_FREE_CORE)
     if is_model_code:
-        return importer.startswith(MODEL_PROCESS) or (room == "clef_core" and importer not in TORCH_FREE_CORE)
+        return importer.startswith((*MODEL_PROCESS, "training")) or (
+            room == "clef_core" and importer not in TORCH_FREE_CORE
+        )
     if target not in (*ROOMS, "app") or target == room:
         return True
     match room:
@@ -63,6 +65,8 @@ def is_allowed(importer: str, imported: str) -> bool:
             return target in ("db", "clef_core")
         case "web":
             return target in ("db", "clef_core") or imported in WORKER_FOR_WEB
+        case "training":
+            return target == "clef_core"
         case "app":
             return target in ("web", "worker", "db", "clef_core")
     return False
@@ -90,6 +94,8 @@ def test_a_module_imports_only_what_its_floor_allows(path: Path) -> None:
         ("web.page", "clef_core.engine"),
         ("web.page", "clef_core"),
         ("app", "clef_core.model"),
+        ("training.train", "worker.settings"),
+        ("clef_core.engine", "training.train"),
     ],
 )
 def test_the_floors_refuse_what_they_are_there_to_refuse(importer: str, imported: str) -> None:

@@ -1,0 +1,264 @@
+"""The recipe of clef-nano: its data, its losses, and that a stopped training goes on as if nothing had been."""
+
+import csv
+import json
+import math
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from paths import PROJECT
+from tokenizers import Tokenizer
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from clef_core.encoding import Record
+from clef_core.engine import Engine
+from clef_core.joint_head import HeadInputs, option_log_probs
+from clef_core.model import load_release
+from clef_core.release import read_release
+from clef_core.schema import Request, options, parse_request
+from clef_core.tokens import SUFFIX, SYSTEM
+from training.architecture import HIDDEN
+from training.batches import max_options
+from training.calibration import best_temperature, fold_temperature
+from training.delta_rule import delta_rule, fast_delta_rule
+from training.examples import Example
+from training.generator import Generator
+from training.intents import IntentData, read_banking77, read_clinc150
+from training.losses import BRIER_WEIGHT, SMOOTHING, question_loss
+from training.object_records import object_record
+from training.phrases import fill, load
+from training.pictures import Pictures
+from training.train import Laboratory, build, finish, make_tokenizer, train
+from training.trainee import learning_rate
+from training.vocabulary import fixed_pieces
+
+LABELS = ("card_arrival", "lost_card", "exchange_rate", "close_account", "top_up", "pin_blocked")
+ROWS = tuple((f"{text} {label.replace('_', ' ')}", label) for label in LABELS for text in ("about", "help me with my"))
+DATA = IntentData("banking77", LABELS, ROWS, ROWS[:4])
+
+
+def drawn(num: int = 300) -> list[Example]:
+    generator = Generator([DATA], 3)
+    return [generator.draw(6) for _ in range(num)]
+
+
+def test_only_the_training_splits_are_read(tmp_path: Path) -> None:
+    (tmp_path / "banking77").mkdir()
+    (tmp_path / "clinc150").mkdir()
+    (tmp_path / "banking77/categories.json").write_text(json.dumps(LABELS))
+    with (tmp_path / "banking77/train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "category"), *ROWS])
+    splits = {
+        "train": ROWS,
+        "oos_train": [("what is love", "oos")],
+        "test": [("secret", "a")],
+        "oos_test": [("x", "oos")],
+    }
+    (tmp_path / "clinc150/data_oos_plus.json").write_text(json.dumps(splits))
+    banking, clinc = read_banking77(tmp_path, 0), read_clinc150(tmp_path, 0)
+    assert sorted((*banking.train, *banking.held_out)) == sorted(ROWS)
+    assert sorted((*clinc.train, *clinc.held_out)) == sorted((*ROWS, ("what is love", "oos")))
+    assert clinc.labels == (*LABELS, "oos")
+
+
+def test_a_seed_decides_the_stream_of_records() -> None:
+    first, second = ([(example.record.request, example.labels) for example in drawn(100)] for _ in range(2))
+    assert first == second
+
+
+def test_every_label_is_an_option_of_its_question() -> None:
+    for example in drawn():
+        request = example.record.request
+        assert example.labels.keys() == request.questions.keys()
+        for id, question in request.questions.items():
+            assert example.labels[id] in [option.id for option in options(question)]
+
+
+def test_the_stream_has_all_types_and_states_of_all_shapes() -> None:
+    requests = [example.record.request for example in drawn()]
+    assert {question.type for request in requests for question in request.questions.values()} == {
+        "choice",
+        "score",
+        "noul",
+    }
+    assert {type(request.state) for request in requests} == {str, dict, list}
+    assert max(len(request.questions) for request in requests) > 2
+
+
+def test_a_benchmark_record_asks_the_benchmarks_own_question() -> None:
+    example = Generator([DATA], 0).intent_among(DATA, ROWS[0], len(LABELS))
+    question = example.record.request.questions["intent"].to_json()
+    criteria = {label: label.replace("_", " ") for label in LABELS}
+    assert question == {
+        "type": "choice", "instructions": "Which intent does the message express?", "criteria": criteria,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flag_of_an_object_is_answered_by_its_value(seed: int) -> None:
+    example = object_record(random.Random(seed))
+    state = example.record.request.state
+    assert isinstance(state, dict)
+    for id, label in example.labels.items():
+        if isinstance(state.get(id), bool):
+            assert label == str(state[id]).lower()
+
+
+def test_the_words_of_one_record_agree() -> None:
+    words: dict[str, str] = {}
+    rng = random.Random(0)
+    assert fill("{thing}", rng, words) == fill("{thing}", rng, words) == words["thing"]
+
+
+def test_no_phrase_is_in_the_set_outside_the_training_domains() -> None:
+    outside = (PROJECT / "tests/data/nano_outside.jsonl").read_text(encoding="utf-8").lower()
+    sentences = [s for topic in load("topics").values() for s in topic["sentences"]]
+    sentences += [s for mood in load("moods").values() for s in mood] + load("emergencies")
+    sentences += [s for fact in load("facts") for part in ("yes", "no") for s in fact[part]]
+    assert [s for s in sentences if s.lower() in outside] == []
+
+
+def test_receipts_ask_for_the_band_of_their_total() -> None:
+    pictures = Pictures(0)
+    examples = [pictures.receipt() for _ in range(12)]
+    assert all(len(example.record.images) == 1 for example in examples)
+    bands = {example.labels["total_band"] for example in examples if "total_band" in example.labels}
+    assert len(bands) > 1
+
+
+def test_no_fixed_piece_holds_a_control_token() -> None:
+    assert [piece for piece in fixed_pieces() if "<" in piece] == []
+    assert any(piece in SYSTEM for piece in fixed_pieces())
+    assert any(piece in SUFFIX for piece in fixed_pieces())
+
+
+def test_options_grow_and_the_rate_falls() -> None:
+    assert [max_options(share) for share in (0.0, 0.1, 0.2, 0.4, 0.9)] == [3, 5, 10, 20, 30]
+    rates = [learning_rate(step, 500) for step in range(60, 500, 40)]
+    assert all(before > after for before, after in pairwise(rates))
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 70])
+def test_the_fast_delta_rule_is_transformers_own(length: int) -> None:
+    torch.manual_seed(length)
+    query, key = torch.randn(2, 2, length, 2, 16)
+    value, decay, beta = torch.randn(2, length, 4, 16), -torch.rand(2, length, 4), torch.rand(2, length, 4)
+    expected, _ = modeling_qwen3_5.torch_chunk_gated_delta_rule(
+        query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True
+    )
+    torch.testing.assert_close(delta_rule(query, key, value, decay, beta)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def two_options() -> HeadInputs:
+    one = torch.ones(1, 1, dtype=torch.int64)
+    return HeadInputs(
+        lengths=one[0] * 9, question_spans=torch.tensor([[[1, 2]]]), question_types=one,
+        question_mask=one.bool(), option_spans=torch.tensor([[[3, 4], [5, 6]]]),
+        option_question=torch.zeros(1, 2, dtype=torch.int64), option_mask=torch.ones(1, 2, dtype=torch.bool),
+    )  # fmt: skip
+
+
+def test_the_loss_is_smoothed_cross_entropy_plus_brier() -> None:
+    loss, accuracy = question_loss(torch.tensor([[math.log(3.0), 0.0]]), two_options(), torch.tensor([[0]]))
+    cross_entropy = -(1 - SMOOTHING) * math.log(0.75) - SMOOTHING * (math.log(0.75) + math.log(0.25)) / 2
+    assert loss.item() == pytest.approx(cross_entropy + BRIER_WEIGHT * (0.25**2 + 0.25**2))
+    assert accuracy.item() == 1.0
+
+
+def test_the_temperature_of_overconfident_answers_is_high() -> None:
+    logits = torch.tensor([[4.0, 0.0]])
+    right, wrong = torch.tensor([[0]]), torch.tensor([[1]])
+    scored = [(logits, two_options(), label) for label in (right, right, right, wrong)]
+    assert best_temperature(scored) == pytest.approx(1.05**16)  # the grid's end: 4 / ln 3 would be 3.6
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer([DATA], [])
+
+
+def laboratory(tokenizer: Tokenizer) -> Laboratory:
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(tokenizer.get_vocab_size(), HIDDEN, generator=generator) / HIDDEN**0.5
+    return build([DATA], tokenizer, embeddings, seed=0, num_held_out=4)
+
+
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Batches of a few records, so that steps take a fraction of a second."""
+    for name, value in {
+        "DRAWN_TOGETHER": 6,
+        "SUMMARIES_TOGETHER": 4,
+        "SUMMARY_BATCHES": 1,
+        "PICTURES_TOGETHER": 1,
+    }.items():
+        monkeypatch.setattr(f"training.batches.{name}", value)
+    monkeypatch.setattr("training.train.SAVE_EVERY_STEPS", 1)
+    with fast_delta_rule():
+        yield
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    through = laboratory(tokenizer)
+    group = len(list(through.batches.next_batches(0.0)))
+    through = laboratory(tokenizer)
+    train(through, whole, 2 * group)
+
+    class StoppedError(Exception):
+        pass
+
+    stopped = laboratory(tokenizer)
+    save = stopped.trainee.save
+
+    def save_and_stop(*arguments: object) -> None:
+        save(*arguments)  # type: ignore[arg-type]
+        raise StoppedError
+
+    stopped.trainee.save = save_and_stop  # type: ignore[method-assign]
+    with pytest.raises(StoppedError):
+        train(stopped, parts, 2 * group)
+    resumed = laboratory(tokenizer)
+    train(resumed, parts, 2 * group)
+    for one, other in zip(through.trainee.parameters(), resumed.trainee.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_what_is_trained_is_what_the_engine_runs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    lab = laboratory(tokenizer)
+    train(lab, tmp_path, 2)
+    path = finish(lab, tmp_path)
+    assert read_release(path).kind == "bf16"
+    release = load_release(path, dtype=torch.float32)
+    request = drawn(1)[0].record.request
+    batch = lab.batches.cut([Example(Record(request), {id: options(q)[0].id for id, q in request.questions.items()})])[
+        0
+    ]
+    with torch.no_grad():
+        _, logits, inputs = lab.trainee.logits(batch)
+    decision = Engine(release).decide([Record(Request.model_validate(request.to_json()))])[0]
+    assert not isinstance(decision, Exception)
+    trained = option_log_probs(logits, inputs)[0].exp()
+    answered = [math.exp(p) for id in decision.log_probs for p in sorted(decision.log_probs[id].values())]
+    assert sorted(trained.tolist()) == pytest.approx(sorted(answered), abs=0.03)  # training multiplies in bfloat16
+
+
+def test_a_temperature_divides_every_logit(tokenizer: Tokenizer) -> None:
+    lab = laboratory(tokenizer)
+    request = parse_request({"model": "clef", "state": "about card arrival", "questions": {
+        "intent": {"type": "choice", "criteria": dict.fromkeys(LABELS)}
+    }}).request  # fmt: skip
+    batch = lab.batches.cut([Example(Record(request), {"intent": LABELS[0]})])[0]
+    with torch.no_grad(), fast_delta_rule():
+        before = lab.trainee.logits(batch)[1]
+        fold_temperature(lab.trainee.head, 2.0)
+        after = lab.trainee.logits(batch)[1]
+    torch.testing.assert_close(after, before / 2, rtol=0.02, atol=0.02)  # bfloat16 products inside the residual

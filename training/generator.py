@@ -1,0 +1,223 @@
+"""Records in Clef's format, drawn from our phrases and from the intent data: an endless stream that a seed decides.
+
+Each record is consistent by construction: a message is put together from sentences whose meaning is known (what it is
+about, how urgent, in which mood, what it states), and only such questions are asked whose answer follows from them.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from clef_core.schema import Json
+from clef_core.tasks import INTENT, INTENT_INSTRUCTIONS, humanise
+from training.examples import Asked, Example, choice, example_of, noul, wrapped
+from training.intents import IntentData
+from training.object_records import object_record
+from training.phrases import fill, load
+
+WHICH_INTENT = (
+    INTENT_INSTRUCTIONS, INTENT_INSTRUCTIONS, "What does the writer want?", "What is the request?", None,
+    "Which intent fits the message?", "Classify the message.", "What is this message about?",
+)  # fmt: skip
+WHICH_TEAM = (
+    "Which team should handle the message?", "Who should deal with this?", "Which department is responsible?",
+    "Where should the message be sent?", "Who can help the writer?", "Route the message.", None,
+)  # fmt: skip
+WHICH_TOPIC = (
+    "What is the text about?", "Which topic does the text belong to?", "What is the subject?", "Which section fits?",
+    "Choose the theme of the text.", None,
+)  # fmt: skip
+WHICH_MOOD = (
+    "What is the mood of the text?", "How does the writer feel?", "Which sentiment does the message express?",
+    "Is the review good or bad?", "What is the tone?", None,
+)  # fmt: skip
+HOW_URGENT = (
+    "How urgent is this?", "How soon must somebody answer?", "How quickly must we act?", "When should this be done?",
+    None, "Rate the urgency.", "What priority does the message have?",
+)  # fmt: skip
+URGENCY_SCALES = (
+    ("Can wait", "This week", "Today"), ("Not urgent", "Soon", "Urgent"), ("Low", "Medium", "High"),
+    ("No hurry", "Within a few days", "At once"), ("Some time", "In the next days", "Immediately"),
+    ("Low priority", "Normal priority", "Emergency"), ("Later", "Before the weekend", "Now"),
+)  # fmt: skip
+MOOD_WORDS = (
+    {"positive": "The writer is happy", "neutral": "No feeling is shown", "negative": "The writer is unhappy"},
+    {"positive": "Praise", "neutral": "Only facts", "negative": "Complaint"},
+    {"positive": "Pleased or thankful", "neutral": "Plain information", "negative": "Annoyed or disappointed"},
+    {"positive": "good", "neutral": "neither good nor bad", "negative": "bad"},
+)
+MOOD_SCALES = (("Negative", "Neutral", "Positive"), ("Unhappy", "Neither", "Happy"), ("Bad", "Neutral", "Good"))
+IDS = {"team": ("department", "team", "route", "q1"), "urgency": ("urgency", "priority", "urgent", "q2"),
+       "mood": ("mood", "sentiment", "tone", "q3"), "topic": ("topic", "subject", "theme", "q4"),
+       "fact": ("answer", "check", "fact", "q5"), "outage": ("outage", "down", "q6")}  # fmt: skip
+
+
+class Generator:
+    """Draws examples.
+
+    `max_options` bounds the options of a choice; training lets it grow.
+    """
+
+    def __init__(self, intent_data: Sequence[IntentData], seed: int | str) -> None:
+        self.intent_data = intent_data
+        self.rng = random.Random(seed)
+
+    def draw(self, max_options: int) -> Example:
+        """One record of a drawn kind; most are about intents, which need the most learning."""
+        kinds: dict[Callable[[int], Example], float] = {
+            self.intent: 4, self.intent_statement: 1, self.support: 2.5, self.topic: 1.5, self.mood: 1,
+            self.urgency: 1.2, self.fact: 2, self.object: 0.8,
+        }  # fmt: skip
+        (kind,) = self.rng.choices(list(kinds), list(kinds.values()))
+        return kind(max_options)
+
+    def intent(self, max_options: int) -> Example:
+        data = self.rng.choice(self.intent_data)
+        return self.intent_among(data, self.rng.choice(data.train), self.rng.randint(2, max(2, max_options)))
+
+    def intent_among(self, data: IntentData, row: tuple[str, str], num_options: int) -> Example:
+        """The label of a text among drawn others; with every label shown, the benchmark's own question."""
+        text, label = row
+        others = [other for other in data.labels if other != label]
+        if num_options < len(data.labels):
+            others = self.rng.sample(others, num_options - 1)
+        if num_options >= len(data.labels) or self.rng.random() < 0.5:
+            criteria: dict[str, Json] = {name: humanise(name) for name in (label, *others)}
+            asked = Asked({"type": "choice", "instructions": INTENT_INSTRUCTIONS, "criteria": criteria}, label)
+            return example_of(text, {INTENT: asked}, self.rng, pool=(data.name, label))
+        asked = choice(label, others, {}, self.rng.choice(WHICH_INTENT), self.rng)
+        return example_of(wrapped(text, self.rng), {INTENT: asked}, self.rng, pool=(data.name, label))
+
+    def intent_statement(self, _: int) -> Example:
+        data = self.rng.choice(self.intent_data)
+        text, label = self.rng.choice(data.train)
+        is_true = self.rng.random() < 0.5
+        named = label if is_true else self.rng.choice([other for other in data.labels if other != label])
+        template, is_plain = self.rng.choice(
+            (("Is the message about {}?", True), ("Does the writer ask about {}?", True), ("The topic is {}.", True),
+             ("Is the message about something else than {}?", False))
+        )  # fmt: skip
+        asked = noul(template.format(humanise(named)), is_true=is_true == is_plain)
+        return example_of(wrapped(text, self.rng), {self._id("fact"): asked}, self.rng)
+
+    def support(self, max_options: int) -> Example:
+        """A message to a company, with one to four questions."""
+        rng = self.rng
+        intents = load("intents")
+        name = rng.choice(list(intents))
+        intent = intents[name]
+        words: dict[str, str] = {}
+        parts = [fill(rng.choice(intent["sentences"]), rng, words)]
+        urgency, mood = intent["urgency"], intent["mood"]
+        if urgency < 2 and rng.random() < 0.5:
+            urgency = rng.randrange(3)
+            parts.append(rng.choice(load("urgency")[str(urgency)]).format(weekday=rng.choice(load("slots")["weekday"])))
+        elif urgency == 2 and rng.random() < 0.4:
+            parts.append(rng.choice(load("urgency")["2"]))
+        if mood == "negative" and rng.random() < 0.3:
+            parts.append(fill(rng.choice(load("moods")["negative"]), rng, words))
+        if rng.random() < 0.2:
+            parts.insert(0, rng.choice(("Hello,", "Hi,", "Dear team,", "Good morning.")))
+        asked = {
+            self._id("team"): self._team(intent["department"], max_options),
+            self._id("urgency"): self._urgency(urgency),
+            "intent": self._support_intent(name, max_options),
+            self._id("outage"): noul(
+                rng.choice(load("facts")[0]["questions"]), is_true=bool(intent.get("outage", False))
+            ),
+        }
+        kept = rng.sample(list(asked), rng.choice((1, 1, 2, 3, 4)))
+        return example_of(wrapped(" ".join(parts), rng), {id: asked[id] for id in kept}, rng)
+
+    def topic(self, max_options: int) -> Example:
+        rng = self.rng
+        topics = load("topics")
+        right = rng.choice(list(topics))
+        others = rng.sample([topic for topic in topics if topic != right], rng.randint(1, min(max_options, 12) - 1))
+        sentences = rng.sample(topics[right]["sentences"], rng.choice((1, 1, 2)))
+        descriptions = {name: rng.choice(topics[name]["descriptions"]) for name in (right, *others)}
+        asked = {self._id("topic"): choice(right, others, descriptions, rng.choice(WHICH_TOPIC), rng)}
+        if rng.random() < 0.2:
+            is_true = rng.random() < 0.5
+            asked["about"] = noul(f"Is the text about {right if is_true else others[0]}?", is_true=is_true)
+        return example_of(wrapped(" ".join(fill(s, rng) for s in sentences), rng), asked, rng)
+
+    def mood(self, _: int) -> Example:
+        rng = self.rng
+        moods = load("moods")
+        mood = rng.choice(list(moods))
+        text = " ".join(fill(sentence, rng) for sentence in rng.sample(moods[mood], rng.choice((1, 1, 2, 3))))
+        if rng.random() < 0.3:
+            scale = rng.choice(MOOD_SCALES)
+            level = ("negative", "neutral", "positive").index(mood)
+            asked = _score(scale, level, rng.choice(WHICH_MOOD), is_reversed=rng.random() < 0.2)
+        else:
+            words = rng.choice(MOOD_WORDS)
+            others = [other for other in moods if other != mood]
+            asked = choice(mood, others[: rng.choice((1, 2, 2))], words, rng.choice(WHICH_MOOD), rng)
+        return example_of(wrapped(text, rng), {self._id("mood"): asked}, rng)
+
+    def urgency(self, _: int) -> Example:
+        rng = self.rng
+        level = rng.randrange(3)
+        if level == 2 and rng.random() < 0.4:
+            parts = [fill(rng.choice(load("emergencies")), rng)]
+        else:
+            topic = rng.choice(list(load("topics").values()))
+            calm = [one for one in load("intents").values() if one["urgency"] < 2]
+            body = rng.choice((topic, rng.choice(calm)))["sentences"]
+            phrase = rng.choice(load("urgency")[str(level)])
+            parts = rng.sample([fill(rng.choice(body), rng), fill(phrase, rng)], 2)
+        return example_of(wrapped(" ".join(parts), rng), {self._id("urgency"): self._urgency(level)}, rng)
+
+    def fact(self, _: int) -> Example:
+        """A stated fact and a question about it, often asked the other way round."""
+        rng = self.rng
+        fact = rng.choice(load("facts"))
+        is_so = rng.random() < 0.5
+        words: dict[str, str] = {}
+        text = fill(rng.choice(fact["yes" if is_so else "no"]), rng, words)
+        is_negated = bool(fact["negated"]) and rng.random() < 0.35
+        question = fill(rng.choice(fact["negated" if is_negated else "questions"]), rng, words)
+        if rng.random() < 0.25:
+            text = f"{fill(rng.choice(load('moods')['neutral']), rng)} {text}"
+        asked = {self._id("fact"): noul(question, is_true=is_so != is_negated)}
+        return example_of(wrapped(text, rng), asked, rng)
+
+    def object(self, _: int) -> Example:
+        return object_record(self.rng)
+
+    def _id(self, kind: str) -> str:
+        return self.rng.choice(IDS[kind])
+
+    def _team(self, right: str, max_options: int) -> Asked:
+        departments: Mapping[str, Sequence[str]] = load("departments")
+        others = [name for name in departments if name != right]
+        others = self.rng.sample(others, self.rng.randint(1, min(max_options, 9) - 1))
+        descriptions = {name: self.rng.choice(departments[name]) for name in (right, *others)}
+        return choice(right, others, descriptions, self.rng.choice(WHICH_TEAM), self.rng)
+
+    def _support_intent(self, right: str, max_options: int) -> Asked:
+        intents = load("intents")
+        others = self.rng.sample(
+            [name for name in intents if name != right], self.rng.randint(1, min(max_options, 16) - 1)
+        )
+        descriptions = {name: self.rng.choice(intents[name]["descriptions"]) for name in (right, *others)}
+        if len(others) > 3 and self.rng.random() < 0.3:
+            descriptions["other"] = "anything else"
+            others = [*others, "other"]
+        return choice(right, others, descriptions, self.rng.choice(WHICH_INTENT), self.rng)
+
+    def _urgency(self, level: int) -> Asked:
+        scale = self.rng.choice(URGENCY_SCALES)
+        instructions = self.rng.choice(HOW_URGENT)
+        if level != 1 and self.rng.random() < 0.2:
+            return noul(self.rng.choice(("Is it urgent?", "Must we act at once?")), is_true=level == 2)
+        return _score(scale, level, instructions, is_reversed=self.rng.random() < 0.1)
+
+
+def _score(scale: Sequence[str], level: int, instructions: str | None, *, is_reversed: bool) -> Asked:
+    levels: list[Json] = list(reversed(scale)) if is_reversed else list(scale)
+    question: dict[str, Json] = {"type": "score", "criteria": levels}
+    if instructions is not None:
+        question["instructions"] = instructions
+    return Asked(question, str(len(scale) - 1 - level if is_reversed else level))

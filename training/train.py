@@ -1,0 +1,213 @@
+"""Train clef-nano.
+
+    python -m training.train --data ../shared/data --work DIR [--steps 3000] [--seed 0]
+
+Seeded and resumable: DIR holds `state.pt` (written every few minutes) and `log.jsonl`, and the same command goes on
+where it stopped; with other `--steps` the schedule is stretched or cut. A CPU is enough. At the end the temperature is
+set on held-out records and the release is written to `DIR/nano-bf16`; `python -m worker quantize` makes the MXFP4 one.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from clef_core.encoding import Encoder
+from clef_core.joint_head import HeadInputs
+from clef_core.schema import Json
+from clef_core.tasks import humanise
+from clef_core.tokens import ImageLimits, PromptTokenizer, render_value
+from training.architecture import HIDDEN, MERGE, PATCH, make_model, make_processor, write_release
+from training.batches import Batches, TrainingBatch
+from training.calibration import best_temperature, fold_temperature
+from training.delta_rule import fast_delta_rule
+from training.embeddings import initial_embeddings
+from training.generator import Generator
+from training.intents import IntentData, read_banking77, read_clinc150
+from training.losses import LabelPools, question_loss
+from training.phrases import all_texts
+from training.pictures import Pictures
+from training.trainee import StepResult, Trainee, learning_rate
+from training.vocabulary import MAX_OPTIONS, train_tokenizer
+from training.words import common_words
+
+DEFAULT_STEPS = 3_000
+MAX_TOKENS = 4_096
+SAVE_EVERY_STEPS = 150
+LOG_EVERY_STEPS = 50
+EVALUATE_EVERY_STEPS = 400
+NUM_HELD_OUT = 64
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """What a training run works with."""
+
+    trainee: Trainee
+    batches: Batches
+    tokenizer: Tokenizer
+    held_out: Mapping[str, Sequence[TrainingBatch]]
+
+
+def prepare(data: Path, tokenizer_file: Path, seed: int) -> Laboratory:
+    """Read the data, train the tokenizer where the file is missing, and build a model with fresh weights."""
+    intent_data = [read_banking77(data, seed), read_clinc150(data, seed)]
+    if not tokenizer_file.is_file():
+        make_tokenizer(intent_data, common_words()).save(str(tokenizer_file))
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    return build(intent_data, tokenizer, initial_embeddings(tokenizer, HIDDEN, seed), seed, NUM_HELD_OUT)
+
+
+def build(
+    intent_data: Sequence[IntentData], tokenizer: Tokenizer, embeddings: Tensor, seed: int, num_held_out: int
+) -> Laboratory:
+    """A laboratory whose streams and weights `seed` decides; tokens start as `embeddings` (vocabulary, HIDDEN)."""
+    processor = make_processor(tokenizer)
+    size = processor.image_processor.size
+    limits = ImageLimits(PATCH, MERGE, size["shortest_edge"], size["longest_edge"])
+    prompts = PromptTokenizer(tokenizer.to_str(), limits)
+    backbone, head = make_model(tokenizer, embeddings, seed)
+    places = {data.name: {label: place for place, label in enumerate(data.labels)} for data in intent_data}
+    batches = Batches(Generator(intent_data, seed), Pictures(seed), Encoder(prompts, processor, MAX_TOKENS), places)
+    trainee = Trainee(backbone, head, label_pools(intent_data, prompts))
+    return Laboratory(trainee, batches, tokenizer, held_out_batches(batches, intent_data, num_held_out))
+
+
+def make_tokenizer(intent_data: Sequence[IntentData], words: Sequence[str]) -> Tokenizer:
+    """The tokenizer of the training texts, label names, phrases and `words`."""
+    labels = [label for data in intent_data for label in data.labels]
+    texts = [text for data in intent_data for text, _ in data.train]
+    names = [*labels, *(humanise(label) for label in labels), *(f" {humanise(label)}" for label in labels)]
+    return train_tokenizer([*texts, *names * 20, *list(all_texts()) * 20, *words])
+
+
+def label_pools(intent_data: Sequence[IntentData], tokenizer: PromptTokenizer) -> LabelPools:
+    def option_ids(label: str) -> tuple[int, ...]:
+        shown: dict[str, Json] = {"option_id": label, "description": humanise(label)}
+        return tokenizer.encode_text(render_value(shown))
+
+    return LabelPools({data.name: [option_ids(label) for label in data.labels] for data in intent_data})
+
+
+def held_out_batches(
+    batches: Batches, intent_data: Sequence[IntentData], num: int
+) -> dict[str, Sequence[TrainingBatch]]:
+    """Held-out texts with 5 and with all labels, and records and pictures of ours from other seeds."""
+    generator, pictures = Generator(intent_data, "held-out"), Pictures("held-out")
+    result: dict[str, Sequence[TrainingBatch]] = {}
+    for data in intent_data:
+        for name, num_options in (("5", 5), ("all", len(data.labels))):
+            rows = data.held_out[:num]
+            examples = [generator.intent_among(data, row, num_options) for row in rows]
+            result[f"{data.name}_{name}"] = batches.cut(examples)
+    kinds = (generator.support, generator.topic, generator.mood, generator.urgency, generator.fact, generator.object)
+    result["own"] = batches.cut([kind(8) for _ in range(num // 4) for kind in kinds])
+    result["pictures"] = [batches.batch([pictures.draw() for _ in range(8)]) for _ in range(max(1, num // 8))]
+    return result
+
+
+@torch.no_grad()
+def evaluate(trainee: Trainee, held_out: Mapping[str, Sequence[TrainingBatch]]) -> dict[str, float]:
+    """Share of questions answered right per held-out set."""
+    result = {}
+    for name, batches in held_out.items():
+        rights = num_questions = 0.0
+        for batch in batches:
+            _, logits, inputs = trainee.logits(batch)
+            count = float(inputs.question_mask.sum())
+            rights += count * question_loss(logits, inputs, batch.targets)[1].item()
+            num_questions += count
+        result[name] = round(rights / num_questions, 4)
+    return result
+
+
+def train(lab: Laboratory, work: Path, steps: int) -> None:
+    """Go on from `work/state.pt`, or from the start, until `steps` steps are done."""
+    state = work / "state.pt"
+    step = lab.trainee.restore(state, lab.batches) if state.is_file() else 0
+    saved = evaluated = step
+    recent: list[StepResult] = []
+    while step < steps:
+        for batch in lab.batches.next_batches(step / steps):
+            recent.append(lab.trainee.step(batch, learning_rate(step, steps)))
+            step += 1
+        if len(recent) >= LOG_EVERY_STEPS:
+            write_log(work, step, _means(recent))
+            recent.clear()
+        if step - evaluated >= EVALUATE_EVERY_STEPS or step >= steps:
+            write_log(work, step, {"held_out": evaluate(lab.trainee, lab.held_out)})
+            evaluated = step
+        if step - saved >= SAVE_EVERY_STEPS or step >= steps:  # between groups, so that going on repeats nothing
+            lab.trainee.save(state, lab.batches, step)
+            saved = step
+
+
+def finish(lab: Laboratory, work: Path) -> Path:
+    """Calibrate, give tokens that training never met a sensible row, and write the release."""
+    level_option_numbers(lab)
+    scored: list[tuple[Tensor, HeadInputs, Tensor]] = []
+    with torch.no_grad():
+        for batch in (batch for batches in lab.held_out.values() for batch in batches):
+            _, logits, inputs = lab.trainee.logits(batch)
+            scored.append((logits, inputs, batch.targets))
+    temperature = best_temperature(scored)
+    fold_temperature(lab.trainee.head, temperature)
+    write_log(work, -1, {"temperature": temperature})
+    release = work / "nano-bf16"
+    write_release(release, lab.trainee.backbone, lab.trainee.head, lab.tokenizer)
+    return release
+
+
+@torch.no_grad()
+def level_option_numbers(lab: Laboratory) -> None:
+    """Option numbers above the largest label set were never met: they take the mean of those that were."""
+    num_met = max(len(places) for places in lab.batches.pools.values())
+    ids = [lab.tokenizer.token_to_id(f"OPTION {number}: ") for number in range(1, MAX_OPTIONS + 1)]
+    model = lab.trainee.backbone
+    for matrix in (model.model.language_model.embed_tokens.weight, model.lm_head.weight):
+        matrix[ids[num_met:]] = matrix[ids[20:num_met]].mean(0)
+
+
+def write_log(work: Path, step: int, values: Mapping[str, Any]) -> None:
+    line = {"step": step, "cpu_s": round(time.process_time()), **values}
+    with (work / "log.jsonl").open("a", encoding="utf-8") as log:
+        log.write(json.dumps(line) + "\n")
+    print(line, flush=True)
+
+
+def _means(results: Sequence[StepResult]) -> dict[str, float]:
+    whole = [one for one in results if not math.isnan(one.accuracy)]
+    pooled = [one.pool_loss for one in results if one.pool_loss]
+    return {
+        "loss": round(statistics.fmean(one.loss for one in whole), 4),
+        "accuracy": round(statistics.fmean(one.accuracy for one in whole), 4),
+        "pool_loss": round(statistics.fmean(pooled), 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with banking77/ and clinc150/")
+    parser.add_argument("--work", type=Path, required=True, help="folder for state, log and release")
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    work: Path = arguments.work
+    work.mkdir(parents=True, exist_ok=True)
+    lab = prepare(arguments.data, work / "tokenizer.json", arguments.seed)
+    with fast_delta_rule():
+        train(lab, work, arguments.steps)
+        print(finish(lab, work))
+
+
+if __name__ == "__main__":
+    main()

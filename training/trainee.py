@@ -1,0 +1,138 @@
+"""The model in training: forward with losses, optimizer, learning rate, saving and restoring."""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGeneration
+
+from clef_core.encoding import collate
+from clef_core.joint_head import MAX_LOGIT_SCALE, HeadInputs, JointHead
+from training.batches import Batches, SummaryBatch, TrainingBatch
+from training.losses import LabelPools, PoolInputs, question_loss
+
+LEARNING_RATE = 1.5e-3
+EMBEDDING_RATE = 0.3
+"""Share of the learning rate for embeddings, so that words seen and words never seen stay comparable."""
+
+WARM_UP_STEPS = 60
+LAST_SHARE = 0.02
+WEIGHT_DECAY = 0.01
+POOL_WEIGHT = 0.7
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Of one step: loss of the questions, loss of the label pools, share of questions answered right (NaN if none)."""
+
+    loss: float
+    pool_loss: float
+    accuracy: float
+
+
+@dataclass
+class Trainee:
+    """Backbone and head with what changes them."""
+
+    backbone: Qwen3_5ForConditionalGeneration
+    head: JointHead
+    pools: LabelPools
+
+    def __post_init__(self) -> None:
+        self.optimizer = _make_optimizer([*self.backbone.named_parameters(), *self.head.named_parameters()])
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        yield from self.backbone.parameters()
+        yield from self.head.parameters()
+
+    def logits(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, HeadInputs]:
+        """Hidden states (B, T, D), logits (B, O) in float32, and where questions and options lie."""
+        inputs = HeadInputs.from_encoded(batch.encoded, "cpu")
+        collated = collate(batch.encoded, int(self.backbone.config.text_config.pad_token_id))
+        mask = collated.attention_mask if bool((collated.attention_mask == 0).any()) else None
+        with torch.autocast("cpu", torch.bfloat16):
+            if collated.mm_token_type_ids is None:
+                model = self.backbone.model.language_model
+                output = model(input_ids=collated.input_ids, attention_mask=mask, use_cache=False)
+            else:
+                output = self.backbone.model(
+                    input_ids=collated.input_ids,
+                    attention_mask=mask,
+                    mm_token_type_ids=collated.mm_token_type_ids,
+                    use_cache=False,
+                    **collated.pixels,
+                )
+            hidden = output.last_hidden_state
+            logits = self.head(hidden, self.backbone.lm_head.weight[collated.input_ids], inputs)
+        return hidden, logits.float(), inputs
+
+    def step(self, batch: TrainingBatch | SummaryBatch, rate: float) -> StepResult:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["share"]
+        result = self._summary_losses(batch) if isinstance(batch, SummaryBatch) else self._losses(batch)
+        loss, pool_loss, accuracy = result
+        torch.autograd.backward(loss + POOL_WEIGHT * pool_loss)
+        nn.utils.clip_grad_norm_(list(self.parameters()), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return StepResult(loss.item(), pool_loss.item(), accuracy.item())
+
+    def _losses(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, logits, inputs = self.logits(batch)
+        loss, accuracy = question_loss(logits, inputs, batch.targets)
+        return loss, self._pool_loss(hidden, batch.pool_inputs), accuracy
+
+    def _summary_losses(self, batch: SummaryBatch) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            model = self.backbone.model.language_model
+            output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
+        pool_loss = self._pool_loss(output.last_hidden_state, batch.pool_inputs)
+        return torch.zeros(()), pool_loss, torch.tensor(torch.nan)
+
+    def _pool_loss(self, hidden: Tensor, inputs: PoolInputs) -> Tensor:
+        normed = self.head.hidden_norm(hidden.float())
+        scale = self.head.prior_logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
+        return self.pools.loss(normed, inputs, self.backbone.lm_head.weight, scale)
+
+    def save(self, path: Path, batches: Batches, step: int) -> None:
+        """Write weights, optimizer, random states and the number of finished steps, all or nothing."""
+        partial = path.with_suffix(".partial")
+        modules = {"backbone": self.backbone.state_dict(), "head": self.head.state_dict()}
+        random_states = [rng.getstate() for rng in batches.random_streams()]
+        torch.save(
+            {**modules, "optimizer": self.optimizer.state_dict(), "random": random_states, "step": step}, partial
+        )
+        os.replace(partial, path)
+
+    def restore(self, path: Path, batches: Batches) -> int:
+        """Load what `save` wrote and return the number of finished steps."""
+        state = torch.load(path, weights_only=True)
+        self.backbone.load_state_dict(state["backbone"])
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for rng, (version, words, gauss) in zip(batches.random_streams(), state["random"], strict=True):
+            rng.setstate((version, tuple(words), gauss))
+        return int(state["step"])
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Linear warm-up, then a cosine down to a small share."""
+    if step < WARM_UP_STEPS:
+        return LEARNING_RATE * (step + 1) / WARM_UP_STEPS
+    done = min(1.0, (step - WARM_UP_STEPS) / max(1, steps - WARM_UP_STEPS))
+    return LEARNING_RATE * (LAST_SHARE + (1 - LAST_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def _make_optimizer(parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """AdamW, weight decay on matrices alone; a group's `share` is its share of the learning rate."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters:
+        is_embedding = "embed_tokens" in name or "lm_head" in name
+        decay = WEIGHT_DECAY if parameter.dim() >= 2 and not is_embedding else 0.0
+        groups.setdefault((EMBEDDING_RATE if is_embedding else 1.0, decay), []).append(parameter)
+    listed = [{"params": group, "weight_decay": decay, "share": share} for (share, decay), group in groups.items()]
+    return torch.optim.AdamW(listed, lr=LEARNING_RATE, betas=(0.9, 0.98), fused=True)
