@@ -117,7 +117,7 @@ class Engine:
             device_name = torch.cuda.get_device_name(release.device)
         return {
             "release_checksum": release.checksum,
-            "linear_mode": release.linear_mode or "bf16",
+            "linear_mode": release.linears,
             "dtype": str(release.dtype).removeprefix("torch."),
             "head_dtype": str(next(release.head.parameters()).dtype).removeprefix("torch."),
             "device": f"{release.device.type} ({device_name})",

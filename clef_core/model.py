@@ -9,7 +9,6 @@ checkpoints may carry `mtp.*` tensors (multi-token prediction) that a decision n
 """
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,20 +30,25 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 from clef_core.encoding import Batch
 from clef_core.errors import ReleaseError
 from clef_core.joint_head import JointHead, load_joint_head
-from clef_core.mxfp4 import BLOCK, LinearMode, MXFP4Linear
+from clef_core.linear_modes import choose_mode, measure_products, prepare_linears, use_float32_products
+from clef_core.mxfp4 import BLOCK
+from clef_core.mxfp4_linear import LinearMode, MXFP4Linear, Steps
 from clef_core.release import ReleaseFiles, read_release, verify_checksums
 from clef_core.tokens import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
 IGNORED_PREFIX = "mtp."
-EXPANDED_MEMORY_SHARE = 0.25
-"""Linears are decoded once at load when that takes at most this share of the device's free memory."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release in memory. `dtype` is the backbone's compute dtype, `checksum` names the exact files."""
+    """A release in memory. `dtype` is the backbone's compute dtype, `checksum` names the exact files.
+
+    linear_mode: how MXFP4 linears compute; None in a BF16 release.
+    has_float32_products: whether BF16 linears multiply in float32, as is faster on this CPU.
+    steps: what the MXFP4 linears share.
+    """
 
     files: ReleaseFiles
     checksum: str
@@ -55,6 +59,13 @@ class Release:
     device: torch.device
     dtype: torch.dtype
     linear_mode: LinearMode | None
+    has_float32_products: bool = False
+    steps: Steps | None = None
+
+    @property
+    def linears(self) -> str:
+        """How the linears compute, in a word or two: what a run's row records."""
+        return self.linear_mode or ("bf16 in float32" if self.has_float32_products else "bf16")
 
     @property
     def pad_id(self) -> int:
@@ -80,6 +91,8 @@ class Release:
                 use_cache=False,
                 **{name: pixels.to(self.device) for name, pixels in batch.pixels.items()},
             )
+        if self.steps is not None:
+            self.steps.forget()
         hidden: Tensor = output.last_hidden_state
         return hidden
 
@@ -102,7 +115,7 @@ def load_release(
         path: a release directory.
         device: where the weights live and the products run.
         dtype: compute dtype of the backbone, bfloat16 or float32.
-        linear_mode: how MXFP4 linears hold their weights; None chooses by free memory.
+        linear_mode: how MXFP4 linears compute; None chooses by device, free memory and a measurement.
         head_dtype: compute dtype of the joint head; float32 by default, bfloat16 is what the reference does.
 
     Raises:
@@ -113,13 +126,13 @@ def load_release(
     files = read_release(path)
     checksum = verify_checksums(files)
     backbone = load_backbone(files, device, dtype)
-    mode = None
+    mode, steps = None, None
     if files.kind == "mxfp4":
-        mode = linear_mode or _choose_linear_mode(files, device, dtype)
-        if mode == "expanded":
-            for module in backbone.modules():
-                if isinstance(module, MXFP4Linear):
-                    module.expand(dtype)
+        mode = linear_mode or choose_mode(_num_quantised(files), device, dtype)
+        steps = prepare_linears(backbone, mode, device, dtype)
+    has_float32_products = device.type == "cpu" and dtype == torch.bfloat16 and measure_products().is_float32_faster
+    if has_float32_products:
+        use_float32_products(backbone)
     head = load_joint_head(files.path, device, head_dtype)
     if head.config.hidden_size != backbone.config.text_config.hidden_size:
         raise ReleaseError(
@@ -127,10 +140,13 @@ def load_release(
             f"the backbone has {backbone.config.text_config.hidden_size}"
         )
     tokenizer = PromptTokenizer.from_release(files.path)
-    release = Release(files, checksum, backbone, head, tokenizer, _processor(files.path), device, dtype, mode)
+    release = Release(
+        files, checksum, backbone, head, tokenizer, _processor(files.path), device, dtype,
+        mode, has_float32_products, steps,
+    )  # fmt: skip
     logger.info(
         "loaded %s (%s, %s, linears %s) on %s in %.1f s",
-        files.path, files.kind, dtype, mode or "bf16", device, time.perf_counter() - started,
+        files.path, files.kind, dtype, release.linears, device, time.perf_counter() - started,
     )  # fmt: skip
     return release
 
@@ -226,15 +242,10 @@ def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
         parent._buffers[leaf] = tensor
 
 
-def _choose_linear_mode(files: ReleaseFiles, device: torch.device, dtype: torch.dtype) -> LinearMode:
-    if device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info(device)[0]
-    else:
-        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    num_elements = sum(
-        BLOCK * info.shape[0] * info.shape[1] for name, info in files.tensors.items() if name.endswith(".weight_scale")
-    )
-    return "expanded" if num_elements * dtype.itemsize <= EXPANDED_MEMORY_SHARE * free_bytes else "packed"
+def _num_quantised(files: ReleaseFiles) -> int:
+    """Weights that are stored as codes."""
+    scales = (info.shape for name, info in files.tensors.items() if name.endswith(".weight_scale"))
+    return sum(BLOCK * shape[0] * shape[1] for shape in scales)
 
 
 def _processor(path: Path) -> Any:

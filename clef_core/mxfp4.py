@@ -7,11 +7,8 @@ is the next power of two, so that the largest element is rounded down to 4 inste
 Source: OCP Microscaling Formats (MX) Specification v1.0, 5.3.3 (E2M1), 5.4.1 (E8M0), 6.3 (conversion).
 """
 
-from typing import Literal
-
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 BLOCK = 32
 """Consecutive values along the input dimension that share one scale."""
@@ -23,9 +20,6 @@ E2M1_MAX = 6.0
 E2M1_MAX_EXPONENT = 2  # 6 = 1.5 * 2**2
 E8M0_BIAS = 127
 E8M0_NAN = 255
-
-LinearMode = Literal["packed", "expanded"]
-"""`packed` keeps 4-bit codes and decodes them in every call; `expanded` decodes once at load. Equal bit for bit."""
 
 
 def unpack_codes(packed: Tensor) -> Tensor:
@@ -88,17 +82,33 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     return blocks.flatten(-2)
 
 
+def power_of_two(exponents: Tensor) -> Tensor:
+    """2**e in float32 for int32 e from -127 to 127, made from its bits: many times faster than `torch.ldexp`."""
+    return torch.where(exponents == -127, 1 << 22, (exponents + 127) << 23).view(torch.float32)
+
+
 def shared_exponents(blocks: Tensor) -> Tensor:
     """Choose each block's power of two by `even` rounding.
 
     Args:
-        blocks: float32 (..., 32).
+        blocks: float32 or bfloat16 (..., 32).
 
     Returns:
-        int32 (..., 1), from -127 to 127. An all-zero or subnormal block gets -127. NaN is not handled here.
+        int32 (..., 1), from -127 to 127. An all-zero or subnormal block gets -127, one with infinity or NaN 127.
     """
-    bits = blocks.abs().amax(-1, keepdim=True).view(torch.int32)
-    biased = (bits + (1 << 21)) >> 23  # a carry out of the mantissa raises the exponent: 1.75 and up round to 2
+    return exponents_of(largest_bits(blocks)).unsqueeze(-1)
+
+
+def largest_bits(blocks: Tensor) -> Tensor:
+    """The largest magnitude of each block: int32 (...), the bits of a float32 (as integers they sort as the values)."""
+    if blocks.dtype == torch.bfloat16:
+        return (blocks.view(torch.int16) & 0x7FFF).amax(-1).int() << 16
+    return (blocks.view(torch.int32) & 0x7FFFFFFF).amax(-1)
+
+
+def exponents_of(largest: Tensor) -> Tensor:
+    """The power of two (as `shared_exponents`) of blocks whose largest magnitudes have these bits; same shape."""
+    biased = (largest.clamp(max=0x7F800000) + (1 << 21)) >> 23  # a carry raises the exponent: 1.75 and up round to 2
     exponents = biased - E8M0_BIAS - E2M1_MAX_EXPONENT
     return torch.where(biased == 255, 127, exponents).clamp(min=-127)
 
@@ -113,8 +123,9 @@ def round_to_e2m1(v: Tensor) -> Tensor:
         float32 of the same shape, each one of `E2M1_VALUES`, the sign of zero kept.
     """
     magnitude = v.abs().clamp(max=E2M1_MAX)
-    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
-    return torch.copysign(torch.round(magnitude / step) * step, v)
+    # A float32 has no finer step than 0.5 from 2**22 on, 1 from 2**23, 2 from 2**24: adding such a number rounds.
+    rounder = torch.where(magnitude < 2, 1.5 * 2**22, torch.where(magnitude < 4, 1.5 * 2**23, 1.5 * 2**24))
+    return torch.copysign((magnitude + rounder) - rounder, v)
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,56 +163,13 @@ def fake_quantize(x: Tensor) -> Tensor:
         ValueError: K is not divisible by 32.
     """
     rounded, exponents = _round_blocks(x)
-    return torch.ldexp(rounded, exponents).flatten(-2).to(x.dtype)
+    return (rounded * power_of_two(exponents)).flatten(-2).to(x.dtype)
 
 
 def _round_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return E2M1 values (..., K // 32, 32) and the exponents (..., K // 32, 1) that scale them."""
     if x.shape[-1] % BLOCK:
         raise ValueError(f"the last dimension must be divisible by {BLOCK}, got shape {tuple(x.shape)}")
-    blocks = x.float().reshape(*x.shape[:-1], -1, BLOCK)
+    blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
     exponents = shared_exponents(blocks)
-    return round_to_e2m1(torch.ldexp(blocks, -exponents)), exponents
-
-
-class MXFP4Linear(nn.Module):
-    """A bias-free linear whose weight is MXFP4 and whose input is rounded to MXFP4 in every call.
-
-    y = linear(fake_quantize(x), dequantize(weight)), multiplied in the dtype of x.
-
-    Holds `weight` uint8 (N, K / 2) and `weight_scale` uint8 (N, K / 32) as the release stores them, or after `expand`
-    the decoded `weight` (N, K) alone.
-    """
-
-    weight: Tensor
-    weight_scale: Tensor | None
-
-    def __init__(self, in_features: int, out_features: int, device: torch.device | str | None = None) -> None:
-        super().__init__()
-        if in_features % BLOCK:
-            raise ValueError(f"in_features must be divisible by {BLOCK}, got {in_features}")
-        self.in_features = in_features
-        self.out_features = out_features
-        self.mode: LinearMode = "packed"
-        packed = torch.empty(out_features, in_features // 2, dtype=torch.uint8, device=device)
-        scales = torch.empty(out_features, in_features // BLOCK, dtype=torch.uint8, device=device)
-        self.register_buffer("weight", packed)
-        self.register_buffer("weight_scale", scales)
-
-    def expand(self, dtype: torch.dtype) -> None:
-        """Decode the weight once, to `dtype` (float32 or bfloat16: both hold MXFP4 values exactly)."""
-        self.weight = self.decoded_weight(dtype)
-        self.weight_scale = None
-        self.mode = "expanded"
-
-    def decoded_weight(self, dtype: torch.dtype) -> Tensor:
-        """The weight (N, K) as the product sees it."""
-        if self.weight_scale is None:
-            return self.weight.to(dtype)
-        return dequantize(unpack_codes(self.weight), self.weight_scale).to(dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(fake_quantize(x), self.decoded_weight(x.dtype))
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, mode={self.mode}"
+    return round_to_e2m1(blocks.float() * power_of_two(-exponents)), exponents

@@ -22,7 +22,7 @@ from clef_core.engine import Batching, Decision, Engine
 from clef_core.errors import ReleaseError, RequestError
 from clef_core.linears import read_backbone
 from clef_core.model import Release
-from clef_core.mxfp4 import MXFP4Linear
+from clef_core.mxfp4_linear import MXFP4Linear
 from clef_core.progress import Count, Listener, silent
 from clef_core.weight_encoder import encode_weight
 

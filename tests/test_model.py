@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from clef_core import load_release_model, systemone
 from clef_core.errors import ReleaseError, RequestError
 from clef_core.model import load_release
-from clef_core.mxfp4 import MXFP4Linear
+from clef_core.mxfp4_linear import MXFP4Linear
 from clef_core.release import CHECKSUMS, INDEX
 
 CARD_EXAMPLE = json.loads((PROJECT / "examples" / "card_example.json").read_text())

@@ -10,7 +10,6 @@ from torch import Tensor
 from clef_core.mxfp4 import (
     BLOCK,
     E2M1_VALUES,
-    MXFP4Linear,
     dequantize,
     fake_quantize,
     pack_codes,
@@ -19,6 +18,7 @@ from clef_core.mxfp4 import (
     scale_values,
     unpack_codes,
 )
+from clef_core.mxfp4_linear import MXFP4Linear
 
 
 def block(*values: float) -> Tensor:

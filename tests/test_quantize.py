@@ -23,7 +23,7 @@ from clef_core.engine import Engine, Record
 from clef_core.errors import ReleaseError, SettingsError
 from clef_core.linears import read_backbone
 from clef_core.model import load_release
-from clef_core.mxfp4 import MXFP4Linear
+from clef_core.mxfp4_linear import MXFP4Linear
 from clef_core.progress import Progress
 from clef_core.quantize import quantize
 from clef_core.quantize_files import planned_entries

@@ -25,7 +25,7 @@ from clef_core.build_plan import plan_build
 from clef_core.engine import Engine, Record
 from clef_core.errors import EngineError
 from clef_core.model import load_release
-from clef_core.mxfp4 import MXFP4Linear
+from clef_core.mxfp4_linear import MXFP4Linear
 from clef_core.quantize import quantize
 from clef_core.quark_build import Report, build
 from clef_core.quark_process import run_quark

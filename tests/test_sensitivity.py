@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paths import PROJECT
+from paths import PROJECT, RANDOM_ENVIRONMENT
 from typer.testing import CliRunner
 
 from clef_core.engine import Engine, Record
 from clef_core.errors import ReleaseError, RequestError
 from clef_core.linears import read_backbone
 from clef_core.model import Release, load_release
-from clef_core.mxfp4 import MXFP4Linear
+from clef_core.mxfp4_linear import MXFP4Linear
 from clef_core.progress import Progress
 from clef_core.quantize import quantize
 from clef_core.recipe import Recipe
@@ -204,7 +204,7 @@ def test_a_stored_run_comes_back(database: Database):
 
 
 def run(data_dir: Path, *arguments: object) -> tuple[int, str, str]:
-    environment = {"CLEF_DATA_DIR": str(data_dir), "COLUMNS": "160"}
+    environment = RANDOM_ENVIRONMENT | {"CLEF_DATA_DIR": str(data_dir), "COLUMNS": "160"}
     result = CliRunner().invoke(app, ["sensitivity", *map(str, arguments)], env=environment)
     return result.exit_code, result.stdout, result.stderr
 

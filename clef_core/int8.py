@@ -1,0 +1,245 @@
+"""Exact products of MXFP4 matrices on INT8 units.
+
+Twice an E2M1 value is an integer of at most 12, and 12 * 2**3 = 96 still fits INT8. So the blocks of a row whose
+exponents lie within four octaves of the row's largest become one INT8 row with one power of two (`near`), and the
+blocks of the four octaves below become another (`far`). Rows that reach deeper, hold extreme exponents or NaN (`wide`)
+are multiplied in float64. A product is then a sum of INT8 products with INT32 sums, rounded once. Knows no file and no
+model.
+
+What surprises: weights have so few far blocks that a whole second product would be a waste; the outputs that need one
+(columns of the result) are computed apart. And oneDNN hands its INT32 sums over as float32, exact below 2**24 only:
+rows that reach it are multiplied in float64 too.
+
+Source: OCP Microscaling Formats (MX) v1.0, 5.3.3 (E2M1). Rounding to odd: Boldo and Melquiond 2008, "Emulation of a FMA
+and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd".
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from clef_core.mxfp4 import BLOCK, exponents_of, largest_bits, power_of_two, round_to_e2m1
+
+if TYPE_CHECKING:
+    from clef_core.kernels import Kernels
+
+OCTAVES = 4
+"""Octaves that one INT8 matrix holds: 12 * 2**3 = 96."""
+
+MAX_BASE = 58
+"""Largest magnitude of a row's exponent: two scales of 2**(-58 - 4) still multiply to a normal float32."""
+
+EXACT_FLOAT32 = 2**24
+"""Integers below it are exact in float32."""
+
+MAX_INT8 = 96
+"""Largest magnitude in a near or far matrix."""
+
+CHUNK_ROWS = 1024
+"""Rows per product: bounds the memory of the INT32 sums."""
+
+WIDE_COLUMNS = 1024
+"""Weight rows decoded to float64 at a time."""
+
+Int8Kernel = Literal["onednn", "int_mm"]
+"""`onednn` multiplies with weights laid out for AMX; `int_mm` (torch's) is better on every other CPU."""
+
+
+@dataclass(frozen=True)
+class Int8Rows:
+    """Rows of an MXFP4 matrix: value = scale * (near + far / 16).
+
+    near: int8 (R, K).
+    scale: float32 (R,), powers of two.
+    far_rows, far: int64 (F,) and int8 (F, K), the rows that have far blocks.
+    wide_rows: int64, the rows that do not fit; what stands for them in the others means nothing.
+    """
+
+    near: Tensor
+    scale: Tensor
+    far_rows: Tensor
+    far: Tensor
+    wide_rows: Tensor
+
+
+def near_rows(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Round to MXFP4 and keep what lies within four octaves of each row's largest block.
+
+    Args:
+        blocks: float32 or bfloat16 (R, K / 32, 32).
+
+    Returns:
+        near int8 (R, K / 32, 32); base int32 (R,), the exponent of the row's largest block; kind int32 (R,): 0 the row
+        is complete, 1 it has far blocks, 2 it is wide.
+    """
+    largest = largest_bits(blocks)
+    exponents = exponents_of(largest)
+    base = torch.where(largest > 0, exponents, -1000).amax(-1)
+    base = torch.where(base == -1000, 0, base)
+    down = base.unsqueeze(-1) - exponents
+    near = _scaled_codes(blocks, exponents, down)
+    deepest = torch.where(largest > 0, down, 0).amax(-1)
+    is_wide = (deepest >= 2 * OCTAVES) | (base.abs() > MAX_BASE)
+    return near, base, torch.where(is_wide, 2, torch.where(deepest >= OCTAVES, 1, 0))
+
+
+def far_rows(blocks: Tensor, base: Tensor) -> Tensor:
+    """The blocks four to seven octaves below `base` (R,): int8 (R, K / 32, 32), zero elsewhere."""
+    exponents = exponents_of(largest_bits(blocks))
+    return _scaled_codes(blocks, exponents, base.unsqueeze(-1) - exponents - OCTAVES)
+
+
+def _scaled_codes(blocks: Tensor, exponents: Tensor, down: Tensor) -> Tensor:
+    """Twice the E2M1 values, times 2**(3 - down) where `down` is 0 to 3, and 0 elsewhere; int8. NaN gives anything."""
+    factor = torch.where((down >= 0) & (down < OCTAVES), power_of_two(OCTAVES - down.clamp(0, OCTAVES)), 0.0)
+    values = round_to_e2m1(blocks.float() * power_of_two(-exponents).unsqueeze(-1))
+    return (values * factor.unsqueeze(-1)).to(torch.int8)
+
+
+def round_once(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round float64 to float32 or bfloat16, to nearest even.
+
+    torch rounds to bfloat16 by way of float32, which rounds twice; here the way is rounded to odd, and then the second
+    rounding is right.
+    """
+    nearest = exact.float()
+    if dtype == torch.float32:
+        return nearest
+    bits = nearest.view(torch.int32)
+    is_exact = (nearest.double() == exact) | ~torch.isfinite(nearest)
+    toward_zero = bits - (nearest.double().abs() > exact.abs()).int()
+    return torch.where(is_exact, bits, toward_zero | 1).view(torch.float32).to(dtype)
+
+
+def finish(sums: Tensor, row_scale: Tensor, column_scale: Tensor, out: Tensor) -> None:
+    """Scale sums (M, N), int32 or float32 below 2**24, and round them into `out` (M, N)."""
+    out.copy_(sums.float() * row_scale.unsqueeze(1) * column_scale)
+
+
+def finish_checked(sums: Tensor, row_scale: Tensor, column_scale: Tensor, out: Tensor) -> Tensor:
+    """As `finish`; returns the largest |sum| of each row (M,), for sums that may reach 2**24."""
+    finish(sums, row_scale, column_scale, out)
+    return sums.abs().amax(1).float()
+
+
+def finish_far(near: Tensor, far: Tensor, row_scale: Tensor, column_scale: Tensor, out: Tensor) -> Tensor:
+    """As `finish_checked`, for the sums of rows with far blocks: near + far / 16, rounded once."""
+    scale = row_scale.unsqueeze(1).double() * column_scale.double()
+    out.copy_(round_once((near.double() + far.double() / 2**OCTAVES) * scale, out.dtype))
+    return torch.maximum(near.abs().amax(1), far.abs().amax(1)).float()
+
+
+def split_rows(x: Tensor, kernels: "Kernels") -> Int8Rows:
+    """Round to MXFP4 and split into INT8 matrices.
+
+    Args:
+        x: float32 or bfloat16 (R, K), K divisible by 32, contiguous.
+    """
+    blocks = x.view(len(x), -1, BLOCK)
+    near, base, kind = kernels.near_rows(blocks)
+    far_at = torch.nonzero(kind == 1).squeeze(-1)
+    far = kernels.far_rows(blocks[far_at], base[far_at]).view(-1, x.shape[1])
+    scale = power_of_two(base.clamp(-MAX_BASE, MAX_BASE) - OCTAVES)
+    return Int8Rows(near.view(x.shape), scale, far_at, far, torch.nonzero(kind == 2).squeeze(-1))
+
+
+class Int8Weight:
+    """A weight laid out for exact products.
+
+    Args:
+        weight: (N, K), exact MXFP4 values in float32 or bfloat16.
+        kernel: how near matrices are multiplied.
+        kernels: the steps around the product.
+    """
+
+    def __init__(self, weight: Tensor, kernel: Int8Kernel, kernels: "Kernels") -> None:
+        rows = split_rows(weight, kernels)
+        self.kernel = kernel
+        self.kernels = kernels
+        self.scale = rows.scale
+        self.may_overflow = weight.shape[1] * MAX_INT8**2 >= EXACT_FLOAT32
+        self.near = torch.ops.onednn.qlinear_prepack(rows.near, None) if kernel == "onednn" else rows.near
+        self.far_columns = rows.far_rows
+        self.far_near, self.far = rows.near[rows.far_rows], rows.far
+        self.wide_columns, self.wide = rows.wide_rows, weight[rows.wide_rows].double()
+        self._no_offset = torch.zeros(len(weight), dtype=torch.int64)
+
+    def product(self, x: Int8Rows, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """x (M, K) times this weight (N, K) transposed, exact and rounded once to `dtype`.
+
+        Returns:
+            (M, N), and int64 indices of the rows that are left to be multiplied in float64: the wide ones, and those
+            whose sums reach 2**24.
+        """
+        num_rows = len(x.near)
+        out = torch.empty(num_rows, len(self.scale), dtype=dtype)
+        largest = torch.zeros(num_rows)
+        if self.kernel == "onednn" and dtype == torch.bfloat16 and not self.may_overflow:
+            torch.mul(self._onednn(x.near, self.scale, dtype), x.scale.to(dtype).unsqueeze(1), out=out)
+        else:
+            for part in _parts(num_rows):
+                self._finish_near(x, part, out, largest)
+        for part in _parts(len(x.far_rows)):
+            rows = x.far_rows[part]
+            finished = torch.empty(len(rows), len(self.scale), dtype=dtype)
+            near, far = self._sums(x.near[rows]), self._sums(x.far[part])
+            largest[rows] = self.kernels.finish_far(near, far, x.scale[rows], self.scale, finished)
+            out[rows] = finished
+        if len(self.far_columns):
+            out[:, self.far_columns] = self._far_columns(x, dtype)
+        if len(self.wide_columns):
+            out[:, self.wide_columns] = round_once(_values(x) @ self.wide.t(), dtype)
+        largest[x.wide_rows] = torch.inf
+        return out, torch.nonzero(largest >= EXACT_FLOAT32).squeeze(-1)
+
+    def _finish_near(self, x: Int8Rows, part: slice, out: Tensor, largest: Tensor) -> None:
+        step = self.kernels.finish_checked if self.may_overflow else self.kernels.finish
+        checked = step(self._sums(x.near[part]), x.scale[part], self.scale, out[part])
+        if checked is not None:
+            largest[part] = checked
+
+    def _sums(self, x: Tensor) -> Tensor:
+        """x int8 (M, K) times the near weight: (M, N), int32, or float32 that is exact below 2**24."""
+        if self.kernel == "int_mm":
+            return torch._int_mm(x, self.near.t())
+        return self._onednn(x, torch.ones(len(self.scale)), torch.float32)
+
+    def _onednn(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            x, 1.0, 0, self.near, scale, self._no_offset, None, 1.0, 0, dtype, "none", [], ""
+        )
+        return product
+
+    def _far_columns(self, x: Int8Rows, dtype: torch.dtype) -> Tensor:
+        """The outputs (M, number of far columns) whose weights have far blocks."""
+        exact = _int_product(x.near, self.far_near) + _int_product(x.near, self.far) / 2**OCTAVES
+        if len(x.far_rows):
+            far = _int_product(x.far, self.far_near) + _int_product(x.far, self.far) / 2**OCTAVES
+            exact[x.far_rows] += far / 2**OCTAVES
+        return round_once(exact * x.scale.double().unsqueeze(1) * self.scale[self.far_columns].double(), dtype)
+
+
+def float64_product(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """x (M, K) times weight (N, K) transposed in float64, `WIDE_COLUMNS` outputs at a time, rounded once."""
+    columns = [x.double() @ part.double().t() for part in torch.split(weight, WIDE_COLUMNS)]
+    return round_once(torch.cat(columns, 1), dtype)
+
+
+def _parts(num_rows: int) -> list[slice]:
+    """Slices of equal length, at most `CHUNK_ROWS`."""
+    size = math.ceil(num_rows / max(1, math.ceil(num_rows / CHUNK_ROWS)))
+    return [slice(start, start + size) for start in range(0, num_rows, size)] if size else []
+
+
+def _int_product(x: Tensor, weight: Tensor) -> Tensor:
+    return torch._int_mm(x, weight.t()).double()
+
+
+def _values(x: Int8Rows) -> Tensor:
+    """Decode to float64 (R, K); rows that are wide come out wrong."""
+    values = x.near.double()
+    values[x.far_rows] += x.far.double() / 2**OCTAVES
+    return values * x.scale.double().unsqueeze(1)

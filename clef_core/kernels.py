@@ -1,0 +1,85 @@
+"""The elementwise steps around an MXFP4 product, as plain torch or fused by `torch.compile`.
+
+Both are the same functions, so that they are equal bit for bit; compiling takes seconds and a C++ compiler, plain torch
+takes several passes over memory in every call. Knows no layer and no model.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clef_core import int8, mxfp4
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_SHAPE = (48, 96)
+"""Rows and features of what the compiled steps are tried with; `dynamic` makes them fit every other shape."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One implementation of every step; what each does stands with its plain function."""
+
+    fake_quantize: Callable[[Tensor], Tensor] = mxfp4.fake_quantize
+    near_rows: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = int8.near_rows
+    far_rows: Callable[[Tensor, Tensor], Tensor] = int8.far_rows
+    finish: Callable[[Tensor, Tensor, Tensor, Tensor], None] = int8.finish
+    finish_checked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = int8.finish_checked
+    finish_far: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = int8.finish_far
+
+
+PLAIN = Kernels()
+
+
+def compiled_kernels(dtype: torch.dtype, device: torch.device, kernel: int8.Int8Kernel | None) -> Kernels:
+    """Compile the steps and try them, so that no request waits for a compiler.
+
+    Args:
+        dtype, device: of what goes through the linears.
+        kernel: the INT8 product to try; None tries the rounding alone.
+
+    Returns:
+        the compiled steps, or the plain ones where they cannot be compiled (the log says why).
+    """
+    started = time.perf_counter()
+    compiled = Kernels(**{field.name: _compiled(getattr(PLAIN, field.name)) for field in fields(Kernels)})
+    try:
+        with torch.inference_mode():
+            _try(compiled, dtype, device, kernel)
+    except Exception as error:  # noqa: BLE001  a compiler fails in many ways, and plain torch always works
+        logger.warning("the MXFP4 steps run unfused: torch.compile failed: %s", str(error).split("\n")[0])
+        return PLAIN
+    logger.info("compiled the MXFP4 steps in %.1f s", time.perf_counter() - started)
+    return compiled
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    fused = torch.compile(function, dynamic=True)
+
+    @wraps(function)
+    def call(*tensors: Tensor) -> Any:
+        # One row is a shape of its own to the compiler, and not worth a compilation.
+        return fused(*tensors) if len(tensors[0]) > 1 else function(*tensors)
+
+    return call
+
+
+def _try(kernels: Kernels, dtype: torch.dtype, device: torch.device, kernel: int8.Int8Kernel | None) -> None:
+    """Run every step once, on values that need each of them."""
+    rows, features = WARM_UP_SHAPE
+    x = torch.linspace(-3, 3, rows * features, device=device).view(rows, features).to(dtype)
+    x[::2, : mxfp4.BLOCK] *= 2**-6
+    kernels.fake_quantize(x)
+    if kernel is None:
+        return
+    weight = int8.Int8Weight(mxfp4.fake_quantize(x[: rows // 2] * 2), kernel, kernels)
+    split = int8.split_rows(x, kernels)
+    for may_overflow in (True, False):
+        weight.may_overflow = may_overflow
+        weight.product(split, dtype)

@@ -1,0 +1,170 @@
+"""How the linears of a loaded backbone compute: chosen by device, memory and a short measurement.
+
+On a CPU the fastest way to multiply differs widely: with AMX, BF16 beats float32 five times over; without, it may be
+three times slower, and INT8 beats both. So products of one shape are timed once per process, in a few hundredths of a
+second. The margins are wide, because the choice moves the last bits of the answers and must not flip with the load.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clef_core.errors import SettingsError
+from clef_core.int8 import Int8Kernel, Int8Weight, split_rows
+from clef_core.kernels import PLAIN, compiled_kernels
+from clef_core.mxfp4 import fake_quantize
+from clef_core.mxfp4_linear import LinearMode, MXFP4Linear, Steps
+
+logger = logging.getLogger(__name__)
+
+MEASURED_SHAPE = (256, 1024, 1024)
+"""Rows, features and outputs of the timed products."""
+
+CLEAR_MARGIN = 1.5
+"""A way is taken for faster when it takes less than 1 / 1.5 of the other's time."""
+
+MIN_COMPILED_WEIGHTS = 2**24
+"""With fewer quantised weights, compiling the steps around the products costs more than it saves."""
+
+MEMORY_SHARE = 0.25
+"""Weights are kept in a larger form when that takes at most this share of the device's free memory."""
+
+INT8_BYTES_PER_WEIGHT = 1.54
+"""One INT8 value beside the code and its share of a scale."""
+
+
+class Float32Linear(nn.Module):
+    """A linear with BF16 weights whose product runs in float32, for CPUs on which BF16 products are slow."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(x.float(), self.weight.float(), bias).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds of one product of `MEASURED_SHAPE` on this CPU, with the threads that torch has."""
+
+    bfloat16: float
+    float32: float
+    int8: float
+    int8_kernel: Int8Kernel
+
+    @property
+    def is_float32_faster(self) -> bool:
+        """Than BF16, clearly."""
+        return self.float32 * CLEAR_MARGIN < self.bfloat16
+
+    @property
+    def is_int8_faster(self) -> bool:
+        """Than the product in BF16, clearly."""
+        return self.int8 * CLEAR_MARGIN < self.bfloat16
+
+
+@cache
+def measure_products() -> Timings:
+    """Time the ways to multiply; about 50 ms, once per process."""
+    num_rows, features, outputs = MEASURED_SHAPE
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        x = fake_quantize(torch.randn(num_rows, features, generator=generator).bfloat16())
+        weight = fake_quantize(torch.randn(outputs, features, generator=generator).bfloat16())
+        kernel = _faster_int8_kernel(x[:16], weight[:64])
+        rows, prepared = split_rows(x, PLAIN), Int8Weight(weight, kernel, PLAIN)
+        timings = Timings(
+            bfloat16=_best_ms(lambda: F.linear(x, weight)),
+            float32=_best_ms(lambda: F.linear(x.float(), weight.float())),
+            int8=_best_ms(lambda: prepared.product(rows, torch.bfloat16)),
+            int8_kernel=kernel,
+        )
+    logger.info(
+        "products of %d x %d x %d: BF16 %.2f ms, float32 %.2f ms, INT8 %.2f ms (%s)",
+        *MEASURED_SHAPE, timings.bfloat16, timings.float32, timings.int8, kernel,
+    )  # fmt: skip
+    return timings
+
+
+def _faster_int8_kernel(x: Tensor, weight: Tensor) -> Int8Kernel:
+    """Tried on a small product, as oneDNN's is a thousand times slower where there is no AMX."""
+    rows = split_rows(x, PLAIN)
+    kernels: tuple[Int8Kernel, ...] = ("int_mm", "onednn")
+    times: dict[Int8Kernel, float] = {}
+    for kernel in kernels:
+        prepared = Int8Weight(weight, kernel, PLAIN)
+        try:
+            times[kernel] = _best_ms(lambda prepared=prepared: prepared.product(rows, torch.bfloat16))  # type: ignore[misc]
+        except RuntimeError as error:
+            logger.info("no INT8 products by %s: %s", kernel, str(error).split("\n")[0])
+    return min(times, key=lambda kernel: times[kernel])
+
+
+def _best_ms(run: Callable[[], object], num_runs: int = 5) -> float:
+    """Shortest time: the one that other processes disturbed least."""
+    run()
+    times = []
+    for _ in range(num_runs):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times) * 1e3
+
+
+def choose_mode(num_weights: int, device: torch.device, dtype: torch.dtype) -> LinearMode:
+    """The mode for so many quantised weights.
+
+    INT8 on a CPU where it is clearly faster (unless the weights are few and BF16 is fast too); decoded once where
+    memory allows; else packed.
+    """
+    room = MEMORY_SHARE * _free_bytes(device)
+    if device.type == "cpu" and dtype == torch.bfloat16 and num_weights * INT8_BYTES_PER_WEIGHT <= room:
+        timings = measure_products()
+        if timings.is_int8_faster and (num_weights >= MIN_COMPILED_WEIGHTS or timings.is_float32_faster):
+            return "int8"
+    return "expanded" if num_weights * dtype.itemsize <= room else "packed"
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def prepare_linears(model: nn.Module, mode: LinearMode, device: torch.device, dtype: torch.dtype) -> Steps:
+    """Bring every `MXFP4Linear` into a mode, sharing one `Steps`, compiled where the weights are many.
+
+    Raises:
+        SettingsError: INT8 products were asked for on another device than a CPU.
+    """
+    if mode == "int8" and device.type != "cpu":
+        raise SettingsError(f"the linear mode int8 runs on a CPU, not on {device}; use packed or expanded")
+    linears = [module for module in model.modules() if isinstance(module, MXFP4Linear)]
+    num_weights = sum(linear.in_features * linear.out_features for linear in linears)
+    kernel = measure_products().int8_kernel if mode == "int8" else None
+    steps = Steps(compiled_kernels(dtype, device, kernel) if num_weights >= MIN_COMPILED_WEIGHTS else PLAIN)
+    for linear in linears:
+        linear.steps = steps
+        if mode == "expanded":
+            linear.expand(dtype)
+        elif kernel is not None:
+            linear.prepare_int8(kernel)
+    return steps
+
+
+def use_float32_products(model: nn.Module) -> None:
+    """Replace every BF16 linear by one that multiplies in float32."""
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if type(module) is nn.Linear and module.weight.dtype == torch.bfloat16:
+                setattr(parent, name, Float32Linear(module))

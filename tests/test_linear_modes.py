@@ -1,0 +1,129 @@
+"""How linears compute: every mode gives the same answers but for rounding, and the choice follows the measurement."""
+
+import pytest
+import torch
+from paths import GOLDEN, PROJECT
+from torch import Tensor, nn
+
+from clef_core import linear_modes
+from clef_core.errors import SettingsError
+from clef_core.kernels import PLAIN
+from clef_core.linear_modes import (
+    Float32Linear,
+    Timings,
+    choose_mode,
+    measure_products,
+    prepare_linears,
+    use_float32_products,
+)
+from clef_core.model import Release, load_release
+from clef_core.mxfp4_linear import MXFP4Linear, Steps
+
+CPU = torch.device("cpu")
+RELEASE = GOLDEN / "release-mxfp4"
+BF16 = PROJECT / "checkpoints" / "random-bf16"
+
+
+@pytest.fixture(scope="module")
+def by_mode() -> dict[str, Release]:
+    return {mode: load_release(RELEASE, linear_mode=mode) for mode in ("expanded", "packed", "int8")}
+
+
+def linears(release: Release) -> dict[str, MXFP4Linear]:
+    return {name: module for name, module in release.backbone.named_modules() if isinstance(module, MXFP4Linear)}
+
+
+def ulps(left: Tensor, right: Tensor) -> int:
+    """Distance of bfloat16 values in units in the last place."""
+    bits = [values.view(torch.int16).int() for values in (left, right)]
+    ordered = [torch.where(one < 0, -(one & 0x7FFF), one) for one in bits]
+    return int((ordered[0] - ordered[1]).abs().max())
+
+
+def test_int8_is_the_float64_product_rounded_once_in_every_linear(by_mode):
+    for name, linear in linears(by_mode["int8"]).items():
+        x = torch.randn(17, linear.in_features, generator=torch.Generator().manual_seed(1)).bfloat16()
+        exact = PLAIN.fake_quantize(x).double() @ linear.decoded_weight(torch.float32).double().t()
+        assert (linear(x).double() - exact).abs().max() <= exact.abs().max() * 2**-8, name
+        assert linear.mode == "int8"
+
+
+def test_int8_lies_within_one_unit_in_the_last_place_of_expanded(by_mode):
+    others = linears(by_mode["expanded"])
+    for name, linear in linears(by_mode["int8"]).items():
+        x = torch.randn(2, 9, linear.in_features, generator=torch.Generator().manual_seed(2)).bfloat16()
+        left, right = linear(x), others[name](x)
+        exact = PLAIN.fake_quantize(x).double() @ linear.decoded_weight(torch.float32).double().t()
+        # A sum that cancels to nearly nothing has a tiny last place; float32 sums err by their operands' size.
+        is_clear = exact.abs() > exact.abs().mean() / 16
+        assert ulps(left[is_clear], right[is_clear]) <= 1, name
+
+
+def test_linears_that_read_the_same_tensor_share_its_rounding():
+    calls = []
+
+    class Counted(Steps):
+        def _split_rows(self, x):
+            calls.append(x)
+            return super()._split_rows(x)
+
+    steps = Counted(PLAIN)
+    x, y = torch.randn(2, 3, 64).bfloat16().unbind()
+    assert steps.split(x) is steps.split(x)
+    assert len(calls) == 1
+    steps.split(y)
+    steps.split(x)
+    assert len(calls) == 3
+    x[0] = 0
+    assert steps.split(x).near[0].eq(0).all()
+    steps.forget()
+    assert torch.equal(steps.rounded(y), PLAIN.fake_quantize(y))
+
+
+def test_the_measurement_finds_a_working_product():
+    timings = measure_products()
+    assert min(timings.bfloat16, timings.float32, timings.int8) > 0
+    assert measure_products() is timings
+
+
+@pytest.mark.parametrize(
+    ("timings", "num_weights", "mode"),
+    [
+        (Timings(4.0, 30.0, 2.0, "onednn"), 2**30, "int8"),  # AMX, a large release
+        (Timings(4.0, 30.0, 2.0, "onednn"), 2**20, "expanded"),  # AMX, a small one: compiling would cost more
+        (Timings(60.0, 30.0, 9.0, "int_mm"), 2**20, "int8"),  # BF16 is slow here, whatever the size
+        (Timings(4.0, 30.0, 3.5, "onednn"), 2**30, "expanded"),  # no clear difference
+        (Timings(60.0, 30.0, 9.0, "int_mm"), 2**37, "packed"),  # does not fit otherwise
+    ],
+)
+def test_the_mode_follows_speed_and_memory(timings, num_weights, mode, monkeypatch):
+    monkeypatch.setattr(linear_modes, "measure_products", lambda: timings)
+    monkeypatch.setattr(linear_modes, "_free_bytes", lambda _: 24 * 2**30)
+    assert choose_mode(num_weights, CPU, torch.bfloat16) == mode
+
+
+def test_a_cuda_device_or_float32_never_gets_int8(monkeypatch):
+    monkeypatch.setattr(linear_modes, "_free_bytes", lambda _: 140 * 2**30)
+    assert choose_mode(2**30, torch.device("cuda"), torch.bfloat16) == "expanded"
+    assert choose_mode(2**30, CPU, torch.float32) == "expanded"
+    with pytest.raises(SettingsError, match="int8 runs on a CPU"):
+        prepare_linears(nn.Module(), "int8", torch.device("cuda"), torch.bfloat16)
+
+
+def test_bf16_linears_multiply_in_float32_where_that_is_faster(monkeypatch):
+    slow = Timings(60.0, 30.0, 9.0, "int_mm")
+    monkeypatch.setattr("clef_core.model.measure_products", lambda: slow)
+    monkeypatch.setattr(linear_modes, "measure_products", lambda: slow)
+    release = load_release(BF16)
+    assert release.linears == "bf16 in float32"
+    assert not any(type(module) is nn.Linear for module in release.backbone.modules())
+
+
+def test_a_product_in_float32_rounds_once():
+    linear = nn.Linear(64, 8).bfloat16()
+    holder = nn.Sequential(linear)
+    use_float32_products(holder)
+    assert isinstance(holder[0], Float32Linear)
+    x = torch.randn(5, 64).bfloat16()
+    exact = x.double() @ linear.weight.double().t() + linear.bias.double()
+    assert ulps(holder(x), exact.float().bfloat16()) <= 1
