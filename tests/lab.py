@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from paths import RANDOM_VARIANTS
+
 from clef_core.schema import Submission, parse_request
 from worker.settings import Settings, load_settings
 from worker.submit import BatchRow, Submitter
@@ -24,8 +26,9 @@ def rows_of(states: Iterable[Any]) -> list[BatchRow]:
 
 
 def settings_of(folder: Path, **overrides: Any) -> Settings:
-    """Settings of a data folder of its own; nothing of the environment's Redis or database."""
-    return load_settings(**{"data_dir": folder / "data", "redis_url": None, "database_url": "", **overrides})
+    """Settings of a data folder of its own and random weights; nothing of the environment's Redis or database."""
+    own = {"data_dir": folder / "data", "redis_url": None, "database_url": ""}
+    return load_settings(**{**RANDOM_VARIANTS, **own, **overrides})
 
 
 def submit_batch(submitter: Submitter, states: Iterable[Any], variants: Iterable[str]) -> int:

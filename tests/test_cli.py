@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import typer
-from paths import DATA, PROJECT
+from paths import DATA, PROJECT, RANDOM_ENVIRONMENT
 from typer.testing import CliRunner
 
 from worker.__main__ import app
@@ -33,7 +33,7 @@ class Cli:
     def __init__(self, data_dir: Path, **variables: str) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CLEF_")}
         own = {"CLEF_DATA_DIR": str(data_dir), "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "120", "NO_COLOR": "1"}
-        self.environment = inherited | own | variables
+        self.environment = inherited | RANDOM_ENVIRONMENT | own | variables
 
     def start(self, *arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "worker", *map(str, arguments)]
@@ -50,7 +50,7 @@ class InProcess:
     """The same interface without a new process for each call: quick, for what ends before a worker is needed."""
 
     def __init__(self, data_dir: Path, **variables: str) -> None:
-        self.environment = {"CLEF_DATA_DIR": str(data_dir)} | variables
+        self.environment = RANDOM_ENVIRONMENT | {"CLEF_DATA_DIR": str(data_dir)} | variables
 
     def __call__(self, *arguments: str | Path, given: str = "") -> "Outcome":
         with pytest.MonkeyPatch.context() as patch:
