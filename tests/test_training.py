@@ -43,7 +43,7 @@ DATA = IntentData("banking77", LABELS, ROWS, ROWS[:4])
 
 def drawn(num: int = 300) -> list[Example]:
     generator = Generator([DATA], 3)
-    return [generator.draw(6) for _ in range(num)]
+    return [generator.draw(6, 0.7) for _ in range(num)]
 
 
 def test_only_the_training_splits_are_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from clef_core.encoding import EncodedRequest, Encoder
 from training.examples import Example
 from training.generator import Generator
-from training.losses import PoolInputs, targets_of
+from training.losses import SummaryTargets, targets_of
 from training.pictures import Pictures
 
 BATCH_TOKENS = 3_000
@@ -19,6 +19,8 @@ BATCH_TOKENS = 3_000
 DRAWN_TOGETHER = 128
 SUMMARY_BATCHES = 3
 SUMMARIES_TOGETHER = 96
+SUMMARY_OPTIONS = 12
+OWN_SUMMARIES_FROM = 0.2
 PICTURES_TOGETHER = 8
 
 
@@ -28,19 +30,19 @@ class TrainingBatch:
 
     encoded: list[EncodedRequest]
     targets: Tensor
-    pool_inputs: PoolInputs
+    summary_targets: SummaryTargets
 
 
 @dataclass(frozen=True)
 class SummaryBatch:
-    """Records cut after their first question's instructions: a label is to be told from there, among all of its pool.
+    """Records cut after their first question's instructions: the right option is to be told from there.
 
     input_ids: int64 (B, T), padded on the right; attention_mask: int64 (B, T).
     """
 
     input_ids: Tensor
     attention_mask: Tensor
-    pool_inputs: PoolInputs
+    summary_targets: SummaryTargets
 
 
 def max_options(progress: float) -> int:
@@ -56,11 +58,20 @@ def large_share(progress: float) -> float:
     return 0.0 if progress < 0.25 else 0.02 if progress < 0.6 else 0.04
 
 
+def own_share(progress: float) -> float:
+    """Share of records of our own among the drawn; intents, which need the most learning, come first."""
+    return 0.65 if progress < OWN_SUMMARIES_FROM else 0.8
+
+
 class Batches:
     """An endless stream of batches, decided by the generators' seeds and the progress told to `next_batches`."""
 
     def __init__(
-        self, generator: Generator, pictures: Pictures, encoder: Encoder, pools: Mapping[str, Mapping[str, int]]
+        self,
+        generator: Generator,
+        pictures: Pictures,
+        encoder: Encoder,
+        pools: Mapping[str, Mapping[str, tuple[int, ...]]],
     ) -> None:
         self.generator = generator
         self.pictures = pictures
@@ -76,9 +87,9 @@ class Batches:
                 data = rng.choice(self.generator.intent_data)
                 examples.append(self.generator.intent_among(data, rng.choice(data.train), len(data.labels)))
             else:
-                examples.append(self.generator.draw(max_options(progress)))
+                examples.append(self.generator.draw(max_options(progress), own_share(progress)))
         batches: list[TrainingBatch | SummaryBatch] = [*self.cut(examples)]
-        batches += [self.summaries() for _ in range(SUMMARY_BATCHES)]
+        batches += [self.summaries(progress) for _ in range(SUMMARY_BATCHES)]
         batches.append(self.batch([self.pictures.draw() for _ in range(PICTURES_TOGETHER)]))
         rng.shuffle(batches)
         yield from batches
@@ -101,9 +112,12 @@ class Batches:
     def batch(self, examples: Sequence[Example]) -> TrainingBatch:
         return self._of([(self.encoder.encode(example.record), example) for example in examples])
 
-    def summaries(self) -> SummaryBatch:
-        """Texts of both data sets, cut before the options."""
-        examples = [self.generator.intent(2) for _ in range(SUMMARIES_TOGETHER)]
+    def summaries(self, progress: float) -> SummaryBatch:
+        """Records cut before the options: intents and, later on, all other kinds."""
+        generator = self.generator
+        num_own = SUMMARIES_TOGETHER // 2 if progress >= OWN_SUMMARIES_FROM else 0
+        examples = [generator.intent(2) for _ in range(SUMMARIES_TOGETHER - num_own)]
+        examples += [generator.draw_own(SUMMARY_OPTIONS) for _ in range(num_own)]
         encoded = [self.encoder.encode(example.record) for example in examples]
         ends = [one.questions[0].span[1] for one in encoded]
         input_ids = torch.zeros(len(encoded), max(ends), dtype=torch.int64)
@@ -111,17 +125,35 @@ class Batches:
         for row, (one, end) in enumerate(zip(encoded, ends, strict=True)):
             input_ids[row, :end] = torch.tensor(one.input_ids[:end])
             attention_mask[row, :end] = 1
-        return SummaryBatch(input_ids, attention_mask, self._pool_inputs(examples, encoded, None))
+        return SummaryBatch(input_ids, attention_mask, self._summary_targets(examples, encoded, is_whole=False))
 
     def _of(self, pairs: Sequence[tuple[EncodedRequest, Example]]) -> TrainingBatch:
         encoded = [one for one, _ in pairs]
         examples = [example for _, example in pairs]
         targets = targets_of(encoded, [example.labels for example in examples])
-        lengths = torch.tensor([len(one.input_ids) for one in encoded])
-        return TrainingBatch(encoded, targets, self._pool_inputs(examples, encoded, lengths))
+        return TrainingBatch(encoded, targets, self._summary_targets(examples, encoded, is_whole=True))
 
-    def _pool_inputs(
-        self, examples: Sequence[Example], encoded: Sequence[EncodedRequest], lengths: Tensor | None
-    ) -> PoolInputs:
-        pools = [one.pool and (one.pool[0], self.pools[one.pool[0]][one.pool[1]]) for one in examples]
-        return PoolInputs(pools, [one.questions[0].span for one in encoded], lengths)
+    def _summary_targets(
+        self, examples: Sequence[Example], encoded: Sequence[EncodedRequest], *, is_whole: bool
+    ) -> SummaryTargets:
+        """Hold records of a pool against the whole pool, others against the options of their first question."""
+        bags: dict[tuple[int, ...], int] = {}
+        index, places = [], []
+        for example, one in zip(examples, encoded, strict=True):
+            question = one.questions[0]
+            if example.pool is not None:
+                options = self.pools[example.pool[0]]
+                places.append(list(options).index(example.pool[1]))
+                ids = list(options.values())
+            else:
+                places.append([option.id for option in question.options].index(example.labels[question.id]))
+                ids = [one.input_ids[slice(*option.span)] for option in question.options]
+            index.append(torch.tensor([bags.setdefault(bag, len(bags)) for bag in ids]))
+        return SummaryTargets(
+            rows=range(len(encoded)),
+            spans=[one.questions[0].span for one in encoded],
+            bags=list(bags),
+            index=torch.nn.utils.rnn.pad_sequence(index, batch_first=True, padding_value=-1),
+            places=torch.tensor(places),
+            lengths=torch.tensor([len(one.input_ids) for one in encoded]) if is_whole else None,
+        )

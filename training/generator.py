@@ -52,20 +52,20 @@ IDS = {"team": ("department", "team", "route", "q1"), "urgency": ("urgency", "pr
 
 
 class Generator:
-    """Draws examples.
-
-    `max_options` bounds the options of a choice; training lets it grow.
-    """
+    """Draws examples. `max_options` bounds the options of a choice; training lets it grow."""
 
     def __init__(self, intent_data: Sequence[IntentData], seed: int | str) -> None:
         self.intent_data = intent_data
         self.rng = random.Random(seed)
 
-    def draw(self, max_options: int) -> Example:
-        """One record of a drawn kind; most are about intents, which need the most learning."""
+    def draw(self, max_options: int, own_share: float) -> Example:
+        """One record: with `own_share` of a kind of our own, else an intent of the data sets."""
+        return self.draw_own(max_options) if self.rng.random() < own_share else self.intent(max_options)
+
+    def draw_own(self, max_options: int) -> Example:
         kinds: dict[Callable[[int], Example], float] = {
-            self.intent: 4, self.intent_statement: 1, self.support: 2.5, self.topic: 1.5, self.mood: 1,
-            self.urgency: 1.2, self.fact: 2, self.object: 0.8,
+            self.intent_statement: 1.2, self.support: 2.5, self.topic: 1.5, self.mood: 1.2, self.urgency: 1.4,
+            self.fact: 2, self.object: 0.8,
         }  # fmt: skip
         (kind,) = self.rng.choices(list(kinds), list(kinds.values()))
         return kind(max_options)

@@ -1,8 +1,8 @@
 """What training minimises: smoothed cross-entropy and a Brier term per question, and a term for all labels at once.
 
-The third one costs no tokens: the head's prior compares an option's mean output embedding with the state's summary, and
+The third one is cheap: the head's prior compares an option's mean output embedding with a summary of the state, and
 that embedding is the same whatever else the prompt shows. So a record with three options of BANKING77 can be held
-against all 77.
+against all 77, and one that is cut before its options still teaches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,20 @@ BRIER_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
-class PoolInputs:
-    """What the label pools need of a batch.
+class SummaryTargets:
+    """What the summaries of some records are held against: the options of their first question, or a whole label set.
 
-    pools: per record the name of the label set it comes from and the place of its label there, or None.
-    question_spans: of each record's first question. lengths: int64 (B,), or None where records end at that span.
+    rows: places of those records in the batch, R of them. spans: of their first questions.
+    bags: token ids of every distinct option. index: int64 (R, O), which bags are a record's options, -1 for none.
+    places: int64 (R,), the right one among a record's options.
+    lengths: int64 (R,), or None where records end with that span.
     """
 
-    pools: Sequence[tuple[str, int] | None]
-    question_spans: Sequence[tuple[int, int]]
+    rows: Sequence[int]
+    spans: Sequence[tuple[int, int]]
+    bags: Sequence[tuple[int, ...]]
+    index: Tensor
+    places: Tensor
     lengths: Tensor | None
 
 
@@ -64,40 +69,32 @@ def question_loss(logits: Tensor, inputs: HeadInputs, targets: Tensor) -> tuple[
     return loss, ((best == targets) & mask).sum() / mask.sum()
 
 
-class LabelPools:
-    """The labels of each intent data set as the tokens of their options."""
+def summary_loss(normed: Tensor, targets: SummaryTargets, matrix: Tensor, scale: Tensor) -> Tensor:
+    """Mean smoothed cross-entropy of the right options, told from summaries of the state alone.
 
-    def __init__(self, option_ids: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        self._ids = {name: torch.tensor([i for ids in rows for i in ids]) for name, rows in option_ids.items()}
-        self._offsets = {
-            name: torch.tensor([0, *(len(ids) for ids in rows[:-1])]).cumsum(0) for name, rows in option_ids.items()
-        }
+    It is asked of the question's span, which cannot see the options, and of span and last token together, which is what
+    the head compares.
 
-    def loss(self, normed: Tensor, inputs: PoolInputs, matrix: Tensor, scale: Tensor) -> Tensor:
-        """Mean cross-entropy of each record's label among all labels of its pool; 0 when no record has one.
-
-        It is asked of the first question's span alone, which cannot see the options, and of span and last token
-        together, which is what the head compares.
-
-        Args:
-            normed: (B, T, D), hidden states after the head's first norm.
-            matrix: (V, D), the output embeddings.
-            scale: factor of the cosines.
-        """
-        losses = []
-        for name in self._ids:
-            rows = [row for row, pool in enumerate(inputs.pools) if pool is not None and pool[0] == name]
-            if not rows:
-                continue
-            options = F.embedding_bag(self._ids[name], matrix, self._offsets[name], mode="mean")
-            question = torch.stack([normed[row, slice(*inputs.question_spans[row])].mean(0) for row in rows])
-            summaries = [question]
-            if inputs.lengths is not None:
-                summaries.append(question + normed[rows, inputs.lengths[rows] - 1])
-            places = torch.tensor([pool[1] for row in rows if (pool := inputs.pools[row]) is not None])
-            for summary in summaries:
-                cosine = F.normalize(summary, dim=-1) @ F.normalize(options, dim=-1).T
-                weight = len(rows) / len(summaries)
-                losses.append(F.cross_entropy(scale * cosine, places, label_smoothing=SMOOTHING) * weight)
-        count = sum(pool is not None for pool in inputs.pools)
-        return torch.stack(losses).sum() / count if losses else normed.new_zeros(())
+    Args:
+        normed: (B, T, D), hidden states after the head's first norm.
+        matrix: (V, D), the output embeddings.
+        scale: factor of the cosines.
+    """
+    offsets = torch.tensor([0, *(len(ids) for ids in targets.bags[:-1])]).cumsum(0)
+    bags = F.embedding_bag(torch.tensor([id for ids in targets.bags for id in ids]), matrix, offsets, mode="mean")
+    bags = F.normalize(bags, dim=-1)
+    question = torch.stack(
+        [normed[row, start:end].mean(0) for row, (start, end) in zip(targets.rows, targets.spans, strict=True)]
+    )
+    summaries = [question]
+    if targets.lengths is not None:
+        summaries.append(question + normed[targets.rows, targets.lengths - 1])
+    exists = targets.index >= 0
+    losses = []
+    for summary in summaries:
+        cosine = (F.normalize(summary, dim=-1) @ bags.T).gather(1, targets.index.clamp(min=0))
+        log_probs = (scale * cosine).masked_fill(~exists, -torch.inf).log_softmax(-1)
+        right = log_probs.gather(1, targets.places.unsqueeze(1)).squeeze(1)
+        smooth = log_probs.masked_fill(~exists, 0.0).sum(-1) / exists.sum(-1)
+        losses.append(-((1 - SMOOTHING) * right + SMOOTHING * smooth).mean())
+    return torch.stack(losses).mean()

@@ -33,7 +33,7 @@ from training.delta_rule import fast_delta_rule
 from training.embeddings import initial_embeddings
 from training.generator import Generator
 from training.intents import IntentData, read_banking77, read_clinc150
-from training.losses import LabelPools, question_loss
+from training.losses import question_loss
 from training.phrases import all_texts
 from training.pictures import Pictures
 from training.trainee import StepResult, Trainee, learning_rate
@@ -76,10 +76,10 @@ def build(
     limits = ImageLimits(PATCH, MERGE, size["shortest_edge"], size["longest_edge"])
     prompts = PromptTokenizer(tokenizer.to_str(), limits)
     backbone, head = make_model(tokenizer, embeddings, seed)
-    places = {data.name: {label: place for place, label in enumerate(data.labels)} for data in intent_data}
-    batches = Batches(Generator(intent_data, seed), Pictures(seed), Encoder(prompts, processor, MAX_TOKENS), places)
-    trainee = Trainee(backbone, head, label_pools(intent_data, prompts))
-    return Laboratory(trainee, batches, tokenizer, held_out_batches(batches, intent_data, num_held_out))
+    encoder = Encoder(prompts, processor, MAX_TOKENS)
+    pools = label_pools(intent_data, prompts)
+    batches = Batches(Generator(intent_data, seed), Pictures(seed), encoder, pools)
+    return Laboratory(Trainee(backbone, head), batches, tokenizer, held_out_batches(batches, intent_data, num_held_out))
 
 
 def make_tokenizer(intent_data: Sequence[IntentData], words: Sequence[str]) -> Tokenizer:
@@ -90,12 +90,14 @@ def make_tokenizer(intent_data: Sequence[IntentData], words: Sequence[str]) -> T
     return train_tokenizer([*texts, *names * 20, *list(all_texts()) * 20, *words])
 
 
-def label_pools(intent_data: Sequence[IntentData], tokenizer: PromptTokenizer) -> LabelPools:
+def label_pools(data: Sequence[IntentData], tokenizer: PromptTokenizer) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Per data set its labels, each with the token ids of its option."""
+
     def option_ids(label: str) -> tuple[int, ...]:
         shown: dict[str, Json] = {"option_id": label, "description": humanise(label)}
         return tokenizer.encode_text(render_value(shown))
 
-    return LabelPools({data.name: [option_ids(label) for label in data.labels] for data in intent_data})
+    return {one.name: {label: option_ids(label) for label in one.labels} for one in data}
 
 
 def held_out_batches(
@@ -186,11 +188,10 @@ def write_log(work: Path, step: int, values: Mapping[str, Any]) -> None:
 
 def _means(results: Sequence[StepResult]) -> dict[str, float]:
     whole = [one for one in results if not math.isnan(one.accuracy)]
-    pooled = [one.pool_loss for one in results if one.pool_loss]
     return {
         "loss": round(statistics.fmean(one.loss for one in whole), 4),
         "accuracy": round(statistics.fmean(one.accuracy for one in whole), 4),
-        "pool_loss": round(statistics.fmean(pooled), 4),
+        "summary_loss": round(statistics.fmean(one.summary_loss for one in results), 4),
     }
 
 

@@ -13,7 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGe
 from clef_core.encoding import collate
 from clef_core.joint_head import MAX_LOGIT_SCALE, HeadInputs, JointHead
 from training.batches import Batches, SummaryBatch, TrainingBatch
-from training.losses import LabelPools, PoolInputs, question_loss
+from training.losses import SummaryTargets, question_loss, summary_loss
 
 LEARNING_RATE = 1.5e-3
 EMBEDDING_RATE = 0.3
@@ -22,15 +22,15 @@ EMBEDDING_RATE = 0.3
 WARM_UP_STEPS = 60
 LAST_SHARE = 0.02
 WEIGHT_DECAY = 0.01
-POOL_WEIGHT = 0.7
+SUMMARY_WEIGHT = 0.7
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Of one step: loss of the questions, loss of the label pools, share of questions answered right (NaN if none)."""
+    """Of one step: loss of the questions, loss of the summaries, share of questions answered right (NaN if none)."""
 
     loss: float
-    pool_loss: float
+    summary_loss: float
     accuracy: float
 
 
@@ -40,7 +40,6 @@ class Trainee:
 
     backbone: Qwen3_5ForConditionalGeneration
     head: JointHead
-    pools: LabelPools
 
     def __post_init__(self) -> None:
         self.optimizer = _make_optimizer([*self.backbone.named_parameters(), *self.head.named_parameters()])
@@ -74,29 +73,29 @@ class Trainee:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["share"]
         result = self._summary_losses(batch) if isinstance(batch, SummaryBatch) else self._losses(batch)
-        loss, pool_loss, accuracy = result
-        torch.autograd.backward(loss + POOL_WEIGHT * pool_loss)
+        loss, from_summary, accuracy = result
+        torch.autograd.backward(loss + SUMMARY_WEIGHT * from_summary)
         nn.utils.clip_grad_norm_(list(self.parameters()), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return StepResult(loss.item(), pool_loss.item(), accuracy.item())
+        return StepResult(loss.item(), from_summary.item(), accuracy.item())
 
     def _losses(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         hidden, logits, inputs = self.logits(batch)
         loss, accuracy = question_loss(logits, inputs, batch.targets)
-        return loss, self._pool_loss(hidden, batch.pool_inputs), accuracy
+        return loss, self._summary_loss(hidden, batch.summary_targets), accuracy
 
     def _summary_losses(self, batch: SummaryBatch) -> tuple[Tensor, Tensor, Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
             model = self.backbone.model.language_model
             output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
-        pool_loss = self._pool_loss(output.last_hidden_state, batch.pool_inputs)
-        return torch.zeros(()), pool_loss, torch.tensor(torch.nan)
+        loss = self._summary_loss(output.last_hidden_state, batch.summary_targets)
+        return torch.zeros(()), loss, torch.tensor(torch.nan)
 
-    def _pool_loss(self, hidden: Tensor, inputs: PoolInputs) -> Tensor:
+    def _summary_loss(self, hidden: Tensor, targets: SummaryTargets) -> Tensor:
         normed = self.head.hidden_norm(hidden.float())
         scale = self.head.prior_logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
-        return self.pools.loss(normed, inputs, self.backbone.lm_head.weight, scale)
+        return summary_loss(normed, targets, self.backbone.lm_head.weight, scale)
 
     def save(self, path: Path, batches: Batches, step: int) -> None:
         """Write weights, optimizer, random states and the number of finished steps, all or nothing."""
