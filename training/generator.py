@@ -51,6 +51,12 @@ IDS = {"team": ("department", "team", "route", "q1"), "urgency": ("urgency", "pr
        "fact": ("answer", "check", "fact", "q5"), "outage": ("outage", "down", "q6")}  # fmt: skip
 
 
+STATEMENTS = (
+    ("Is the message about {}?", True), ("Does the writer ask about {}?", True), ("The topic is {}.", True),
+    ("Is the message about {}?", True), ("Is the message about something else than {}?", False),
+)  # fmt: skip
+
+
 class Generator:
     """Draws examples. `max_options` bounds the options of a choice; training lets it grow."""
 
@@ -64,8 +70,8 @@ class Generator:
 
     def draw_own(self, max_options: int) -> Example:
         kinds: dict[Callable[[int], Example], float] = {
-            self.intent_statement: 1.2, self.support: 2.5, self.topic: 1.5, self.mood: 1.2, self.urgency: 1.4,
-            self.fact: 2, self.object: 0.8,
+            self.intent_statement: 1.5, self.support: 3, self.topic: 1.2, self.mood: 1.2, self.urgency: 1.4,
+            self.fact: 3.5, self.object: 1.2,
         }  # fmt: skip
         (kind,) = self.rng.choices(list(kinds), list(kinds.values()))
         return kind(max_options)
@@ -88,16 +94,20 @@ class Generator:
         return example_of(wrapped(text, self.rng), {INTENT: asked}, self.rng, pool=(data.name, label))
 
     def intent_statement(self, _: int) -> Example:
-        data = self.rng.choice(self.intent_data)
-        text, label = self.rng.choice(data.train)
-        is_true = self.rng.random() < 0.5
-        named = label if is_true else self.rng.choice([other for other in data.labels if other != label])
-        template, is_plain = self.rng.choice(
-            (("Is the message about {}?", True), ("Does the writer ask about {}?", True), ("The topic is {}.", True),
-             ("Is the message about something else than {}?", False))
-        )  # fmt: skip
-        asked = noul(template.format(humanise(named)), is_true=is_true == is_plain)
-        return example_of(wrapped(text, self.rng), {self._id("fact"): asked}, self.rng)
+        """One to three statements about what a message is about; at most one of the labels is right."""
+        rng = self.rng
+        data = rng.choice(self.intent_data)
+        text, label = rng.choice(data.train)
+        named = rng.sample([other for other in data.labels if other != label], rng.choice((1, 1, 2, 3)))
+        if rng.random() < 0.6:
+            named[rng.randrange(len(named))] = label
+        asked = {}
+        for number, name in enumerate(named):
+            template, is_plain = rng.choice(STATEMENTS)
+            asked[f"{self._id('fact')}{number or ''}"] = noul(
+                template.format(humanise(name)), is_true=(name == label) == is_plain
+            )
+        return example_of(wrapped(text, rng), asked, rng)
 
     def support(self, max_options: int) -> Example:
         """A message to a company, with one to four questions."""
@@ -176,11 +186,14 @@ class Generator:
         is_so = rng.random() < 0.5
         words: dict[str, str] = {}
         text = fill(rng.choice(fact["yes" if is_so else "no"]), rng, words)
-        is_negated = bool(fact["negated"]) and rng.random() < 0.35
-        question = fill(rng.choice(fact["negated" if is_negated else "questions"]), rng, words)
+        plain, negated = fact["questions"], fact["negated"]
+        asked = {}
+        for number in range(rng.choice((1, 1, 2, 3))):
+            is_negated = bool(negated) and rng.random() < 0.35
+            question = fill(rng.choice(negated if is_negated else plain), rng, words)
+            asked[f"{self._id('fact')}{number or ''}"] = noul(question, is_true=is_so != is_negated)
         if rng.random() < 0.25:
             text = f"{fill(rng.choice(load('moods')['neutral']), rng)} {text}"
-        asked = {self._id("fact"): noul(question, is_true=is_so != is_negated)}
         return example_of(wrapped(text, rng), asked, rng)
 
     def object(self, _: int) -> Example:

@@ -43,5 +43,5 @@ def object_record(rng: random.Random) -> Example:
     if rng.random() < 0.3:
         state["city"] = rng.choice(slots["city"])
     keys = rng.sample(list(state), len(state))
-    kept = rng.sample(list(asked), min(len(asked), rng.choice((1, 1, 2))))
+    kept = rng.sample(list(asked), min(len(asked), rng.choice((1, 2, 3))))
     return example_of({key: state[key] for key in keys}, {id: asked[id] for id in kept}, rng)
