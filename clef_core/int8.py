@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from clef_core.mxfp4 import BLOCK, exponents_of, largest_bits, power_of_two, round_to_e2m1
+from clef_core.mxfp4 import BLOCK, exponents_of, power_of_two, round_to_e2m1
 
 if TYPE_CHECKING:
     from clef_core.kernels import Kernels
@@ -65,35 +65,36 @@ class Int8Rows:
     wide_rows: Tensor
 
 
-def near_rows(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Round to MXFP4 and keep what lies within four octaves of each row's largest block.
+def place_blocks(largest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where the blocks of rows lie, from the bits of their largest magnitudes.
 
     Args:
-        blocks: float32 or bfloat16 (R, K / 32, 32).
+        largest: int32 (R, K / 32), of `largest_bits`.
 
     Returns:
-        near int8 (R, K / 32, 32); base int32 (R,), the exponent of the row's largest block; kind int32 (R,): 0 the row
-        is complete, 1 it has far blocks, 2 it is wide.
+        exponents int32 (R, K / 32); base int32 (R,), the largest exponent of the row's blocks that are not zero; down
+        int32 (R, K / 32), octaves below the base; kind int32 (R,): 0 the row needs near blocks alone, 1 far ones too, 2
+        it is wide.
     """
-    largest = largest_bits(blocks)
     exponents = exponents_of(largest)
     base = torch.where(largest > 0, exponents, -1000).amax(-1)
     base = torch.where(base == -1000, 0, base)
     down = base.unsqueeze(-1) - exponents
-    near = _scaled_codes(blocks, exponents, down)
     deepest = torch.where(largest > 0, down, 0).amax(-1)
     is_wide = (deepest >= 2 * OCTAVES) | (base.abs() > MAX_BASE)
-    return near, base, torch.where(is_wide, 2, torch.where(deepest >= OCTAVES, 1, 0))
+    return exponents, base, down, torch.where(is_wide, 2, torch.where(deepest >= OCTAVES, 1, 0))
 
 
-def far_rows(blocks: Tensor, base: Tensor) -> Tensor:
-    """The blocks four to seven octaves below `base` (R,): int8 (R, K / 32, 32), zero elsewhere."""
-    exponents = exponents_of(largest_bits(blocks))
-    return _scaled_codes(blocks, exponents, base.unsqueeze(-1) - exponents - OCTAVES)
+def scaled_codes(blocks: Tensor, exponents: Tensor, down: Tensor) -> Tensor:
+    """Twice the E2M1 values, times 2**(3 - down) where `down` is 0 to 3, and 0 elsewhere.
 
+    Args:
+        blocks: float32 or bfloat16 (R, K / 32, 32).
+        exponents, down: int32 (R, K / 32), of `place_blocks`.
 
-def _scaled_codes(blocks: Tensor, exponents: Tensor, down: Tensor) -> Tensor:
-    """Twice the E2M1 values, times 2**(3 - down) where `down` is 0 to 3, and 0 elsewhere; int8. NaN gives anything."""
+    Returns:
+        int8 (R, K / 32, 32); what stands for NaN is anything.
+    """
     factor = torch.where((down >= 0) & (down < OCTAVES), power_of_two(OCTAVES - down.clamp(0, OCTAVES)), 0.0)
     values = round_to_e2m1(blocks.float() * power_of_two(-exponents).unsqueeze(-1))
     return (values * factor.unsqueeze(-1)).to(torch.int8)
@@ -127,8 +128,13 @@ def finish_checked(sums: Tensor, row_scale: Tensor, column_scale: Tensor, out: T
 
 def finish_far(near: Tensor, far: Tensor, row_scale: Tensor, column_scale: Tensor, out: Tensor) -> Tensor:
     """As `finish_checked`, for the sums of rows with far blocks: near + far / 16, rounded once."""
-    scale = row_scale.unsqueeze(1).double() * column_scale.double()
-    out.copy_(round_once((near.double() + far.double() / 2**OCTAVES) * scale, out.dtype))
+    sums = near.to(torch.int32) * 2**OCTAVES + far.to(torch.int32)
+    if out.dtype == torch.bfloat16:  # from 2**24 on float32 would round first: to odd, on 8 bits fewer
+        is_odd = ((sums & 0xFF) != 0).to(torch.int32)
+        exact = torch.where(sums.abs() < EXACT_FLOAT32, sums.float(), ((sums >> 8) | is_odd).float() * 2**8)
+    else:
+        exact = sums.float()
+    finish(exact, row_scale / 2**OCTAVES, column_scale, out)
     return torch.maximum(near.abs().amax(1), far.abs().amax(1)).float()
 
 
@@ -139,11 +145,12 @@ def split_rows(x: Tensor, kernels: "Kernels") -> Int8Rows:
         x: float32 or bfloat16 (R, K), K divisible by 32, contiguous.
     """
     blocks = x.view(len(x), -1, BLOCK)
-    near, base, kind = kernels.near_rows(blocks)
-    far_at = torch.nonzero(kind == 1).squeeze(-1)
-    far = kernels.far_rows(blocks[far_at], base[far_at]).view(-1, x.shape[1])
+    exponents, base, down, kind = kernels.place_blocks(kernels.largest_bits(blocks))
+    near = kernels.scaled_codes(blocks, exponents, down).view(x.shape)
+    far_rows = torch.nonzero(kind == 1).squeeze(-1)
+    far = kernels.scaled_codes(blocks[far_rows], exponents[far_rows], down[far_rows] - OCTAVES).view(-1, x.shape[1])
     scale = power_of_two(base.clamp(-MAX_BASE, MAX_BASE) - OCTAVES)
-    return Int8Rows(near.view(x.shape), scale, far_at, far, torch.nonzero(kind == 2).squeeze(-1))
+    return Int8Rows(near, scale, far_rows, far, torch.nonzero(kind == 2).squeeze(-1))
 
 
 class Int8Weight:

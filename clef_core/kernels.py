@@ -26,12 +26,19 @@ WARM_UP_SHAPE = (48, 96)
 class Kernels:
     """One implementation of every step; what each does stands with its plain function."""
 
-    fake_quantize: Callable[[Tensor], Tensor] = mxfp4.fake_quantize
-    near_rows: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = int8.near_rows
-    far_rows: Callable[[Tensor, Tensor], Tensor] = int8.far_rows
+    largest_bits: Callable[[Tensor], Tensor] = mxfp4.largest_bits
+    round_blocks: Callable[[Tensor, Tensor], Tensor] = mxfp4.round_blocks
+    place_blocks: Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]] = int8.place_blocks
+    scaled_codes: Callable[[Tensor, Tensor, Tensor], Tensor] = int8.scaled_codes
     finish: Callable[[Tensor, Tensor, Tensor, Tensor], None] = int8.finish
     finish_checked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = int8.finish_checked
     finish_far: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = int8.finish_far
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """As `mxfp4.fake_quantize`."""
+        blocks = x.reshape(-1, x.shape[-1] // mxfp4.BLOCK, mxfp4.BLOCK)
+        exponents = mxfp4.exponents_of(self.largest_bits(blocks))
+        return self.round_blocks(blocks, exponents).view(x.shape)
 
 
 PLAIN = Kernels()

@@ -11,6 +11,7 @@ checkpoints may carry `mtp.*` tensors (multi-token prediction) that a decision n
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5VisionRotaryEmbedding,
 )
 
+from clef_core import delta_rule
 from clef_core.encoding import Batch
 from clef_core.errors import ReleaseError
 from clef_core.joint_head import JointHead, load_joint_head
@@ -47,6 +49,7 @@ class Release:
 
     linear_mode: how MXFP4 linears compute; None in a BF16 release.
     has_float32_products: whether BF16 linears multiply in float32, as is faster on this CPU.
+    has_reference_delta_rule: whether DeltaNet layers run Transformers' own function, bit for bit.
     steps: what the MXFP4 linears share.
     """
 
@@ -60,6 +63,7 @@ class Release:
     dtype: torch.dtype
     linear_mode: LinearMode | None
     has_float32_products: bool = False
+    has_reference_delta_rule: bool = False
     steps: Steps | None = None
 
     @property
@@ -81,20 +85,23 @@ class Release:
         is_padded = bool((batch.attention_mask == 0).any())
         attention_mask = batch.attention_mask.to(self.device) if is_padded else None
         model = self.backbone.model
-        if batch.mm_token_type_ids is None:
-            output = model.language_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+        if batch.mm_token_type_ids is not None:
+            pixels = {name: values.to(self.device) for name, values in batch.pixels.items()}
+            inputs |= {"mm_token_type_ids": batch.mm_token_type_ids.to(self.device), **pixels}
         else:
-            output = model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                mm_token_type_ids=batch.mm_token_type_ids.to(self.device),
-                use_cache=False,
-                **{name: pixels.to(self.device) for name, pixels in batch.pixels.items()},
-            )
+            model = model.language_model
+        with self._delta_rule():
+            output = model(**inputs)
         if self.steps is not None:
             self.steps.forget()
         hidden: Tensor = output.last_hidden_state
         return hidden
+
+    def _delta_rule(self) -> AbstractContextManager[None]:
+        """Ours on a CPU; Transformers' where a GPU's kernels stand behind it, or where last bits are compared."""
+        is_ours = self.device.type == "cpu" and not self.has_reference_delta_rule
+        return delta_rule.installed() if is_ours else nullcontext()
 
     def output_embeddings(self, batch: Batch) -> Tensor:
         """(B, T, D): the row of lm_head's weight for each input token."""
@@ -108,6 +115,8 @@ def load_release(
     dtype: torch.dtype = torch.bfloat16,
     linear_mode: LinearMode | None = None,
     head_dtype: torch.dtype = torch.float32,
+    *,
+    has_reference_delta_rule: bool = False,
 ) -> Release:
     """Load a BF16 or MXFP4 release.
 
@@ -117,6 +126,7 @@ def load_release(
         dtype: compute dtype of the backbone, bfloat16 or float32.
         linear_mode: how MXFP4 linears compute; None chooses by device, free memory and a measurement.
         head_dtype: compute dtype of the joint head; float32 by default, bfloat16 is what the reference does.
+        has_reference_delta_rule: run Transformers' own delta rule on a CPU, to compare last bits with it.
 
     Raises:
         ReleaseError: the directory is not a release, a file is missing or damaged, or a tensor has a wrong shape.
@@ -142,7 +152,7 @@ def load_release(
     tokenizer = PromptTokenizer.from_release(files.path)
     release = Release(
         files, checksum, backbone, head, tokenizer, _processor(files.path), device, dtype,
-        mode, has_float32_products, steps,
+        mode, has_float32_products, has_reference_delta_rule, steps,
     )  # fmt: skip
     logger.info(
         "loaded %s (%s, %s, linears %s) on %s in %.1f s",

@@ -87,18 +87,6 @@ def power_of_two(exponents: Tensor) -> Tensor:
     return torch.where(exponents == -127, 1 << 22, (exponents + 127) << 23).view(torch.float32)
 
 
-def shared_exponents(blocks: Tensor) -> Tensor:
-    """Choose each block's power of two by `even` rounding.
-
-    Args:
-        blocks: float32 or bfloat16 (..., 32).
-
-    Returns:
-        int32 (..., 1), from -127 to 127. An all-zero or subnormal block gets -127, one with infinity or NaN 127.
-    """
-    return exponents_of(largest_bits(blocks)).unsqueeze(-1)
-
-
 def largest_bits(blocks: Tensor) -> Tensor:
     """The largest magnitude of each block: int32 (...), the bits of a float32 (as integers they sort as the values)."""
     if blocks.dtype == torch.bfloat16:
@@ -107,7 +95,11 @@ def largest_bits(blocks: Tensor) -> Tensor:
 
 
 def exponents_of(largest: Tensor) -> Tensor:
-    """The power of two (as `shared_exponents`) of blocks whose largest magnitudes have these bits; same shape."""
+    """Choose each block's power of two by `even` rounding, from the bits of its largest magnitude.
+
+    Returns:
+        int32 of the same shape, -127 to 127. An all-zero or subnormal block gets -127, one with infinity or NaN 127.
+    """
     biased = (largest.clamp(max=0x7F800000) + (1 << 21)) >> 23  # a carry raises the exponent: 1.75 and up round to 2
     exponents = biased - E8M0_BIAS - E2M1_MAX_EXPONENT
     return torch.where(biased == 255, 127, exponents).clamp(min=-127)
@@ -142,12 +134,14 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not torch.isfinite(x).all():
         raise ValueError("only finite values can be quantised to MXFP4")
-    rounded, exponents = _round_blocks(x)
+    blocks = _blocks(x)
+    exponents = exponents_of(largest_bits(blocks))
+    rounded = round_to_e2m1(blocks.float() * power_of_two(-exponents).unsqueeze(-1))
     twice = (rounded.abs() * 2).to(torch.int64)  # 0, 1, 2, 3, 4, 6, 8 or 12
     code_of_twice = torch.zeros(13, dtype=torch.uint8, device=x.device)
     code_of_twice[[int(2 * value) for value in E2M1_VALUES[:8]]] = torch.arange(8, dtype=torch.uint8, device=x.device)
     codes = code_of_twice[twice] | (torch.signbit(rounded).to(torch.uint8) << 3)
-    return codes.flatten(-2), (exponents.squeeze(-1) + E8M0_BIAS).to(torch.uint8)
+    return codes.flatten(-2), (exponents + E8M0_BIAS).to(torch.uint8)
 
 
 def fake_quantize(x: Tensor) -> Tensor:
@@ -162,14 +156,17 @@ def fake_quantize(x: Tensor) -> Tensor:
     Raises:
         ValueError: K is not divisible by 32.
     """
-    rounded, exponents = _round_blocks(x)
-    return (rounded * power_of_two(exponents)).flatten(-2).to(x.dtype)
+    blocks = _blocks(x)
+    return round_blocks(blocks, exponents_of(largest_bits(blocks))).view(x.shape)
 
 
-def _round_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return E2M1 values (..., K // 32, 32) and the exponents (..., K // 32, 1) that scale them."""
+def round_blocks(blocks: Tensor, exponents: Tensor) -> Tensor:
+    """Round (..., 32) to E2M1 values times 2**exponents (...,), same shape and dtype."""
+    scaled = round_to_e2m1(blocks.float() * power_of_two(-exponents).unsqueeze(-1))
+    return (scaled * power_of_two(exponents).unsqueeze(-1)).to(blocks.dtype)
+
+
+def _blocks(x: Tensor) -> Tensor:
     if x.shape[-1] % BLOCK:
         raise ValueError(f"the last dimension must be divisible by {BLOCK}, got shape {tuple(x.shape)}")
-    blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
-    exponents = shared_exponents(blocks)
-    return round_to_e2m1(blocks.float() * power_of_two(-exponents)), exponents
+    return x.reshape(*x.shape[:-1], -1, BLOCK)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clef_core.encoding import Batch
 from clef_core.model import Release
 from clef_core.windows import Perplexity, summarise_losses
 
@@ -19,9 +20,10 @@ def token_log_probs(release: Release, window: Sequence[int]) -> Tensor:
     Returns:
         float32 (T - 1,).
     """
-    input_ids = torch.tensor([window], device=release.device)
-    hidden = release.backbone.model.language_model(input_ids=input_ids, use_cache=False).last_hidden_state[0, :-1]
-    targets = input_ids[0, 1:]
+    input_ids = torch.tensor([window])
+    batch = Batch(input_ids, torch.ones_like(input_ids), None, {}, torch.tensor([len(window)]))
+    hidden = release.hidden_states(batch)[0, :-1]
+    targets = input_ids[0, 1:].to(release.device)
     found = []
     for start in range(0, len(hidden), _LOGIT_ROWS):
         logits = release.backbone.lm_head(hidden[start : start + _LOGIT_ROWS]).float()

@@ -9,7 +9,16 @@ magnitude is below 1.75 * 2**-125 comes out twice as large, which no weight of a
 import torch
 from torch import Tensor
 
-from clef_core.mxfp4 import BLOCK, E2M1_MAX, E8M0_BIAS, dequantize, scale_values, shared_exponents, unpack_codes
+from clef_core.mxfp4 import (
+    BLOCK,
+    E2M1_MAX,
+    E8M0_BIAS,
+    dequantize,
+    exponents_of,
+    largest_bits,
+    scale_values,
+    unpack_codes,
+)
 
 PIECE_ELEMENTS = 1 << 20
 """Elements encoded at a time: enough to keep several cores busy, and temporaries of some 30 MB."""
@@ -40,7 +49,7 @@ def encode_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     if not torch.isfinite(weight).all():
         raise ValueError("only finite values can be quantised to MXFP4")
     blocks = weight.float().view(weight.shape[0], -1, BLOCK)
-    scales = (shared_exponents(blocks) + E8M0_BIAS).to(torch.uint8)
+    scales = (exponents_of(largest_bits(blocks)) + E8M0_BIAS).to(torch.uint8).unsqueeze(-1)
     if (scales == _OVERFLOW_SCALE).any():
         raise ValueError("values from 1.75 * 2**127 on would round to infinity")
     magnitude = (blocks * scale_values(2 * E8M0_BIAS - scales)).abs_().clamp_(max=E2M1_MAX)
