@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # torch's threads otherwise spin while they wait, and two processes on the same cores starve each other.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help run test check format chromium
+.PHONY: help run test check bench format chromium
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,12 @@ check: $(VENV)/.requirements-dev ## formatter, linter and strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+bench: $(VENV)/.requirements ## measure speed on this machine into benchmarks/RESULTS.md (minutes, on a quiet machine)
+	@for script in linears whole_model batching; do \
+		printf '\n## %s\n\n' $$script; $(BIN)/python -W ignore benchmarks/$$script.py 2>/dev/null || echo "not measured: it failed"; \
+	done | sed '1s/^/# Results\n/' > benchmarks/RESULTS.md
+	@echo "wrote benchmarks/RESULTS.md"
 
 format: $(VENV)/.requirements-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

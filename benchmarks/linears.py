@@ -4,7 +4,7 @@ For each shape one table row: median milliseconds of each way, all ways timed in
 shared machine drifts. `far` is the share of rows that need a second INT8 product: inputs with alike channels need none,
 inputs whose channels differ in size (as a transformer's do) some. Numbers go to standard output as a Markdown table.
 
-Run: OMP_WAIT_POLICY=PASSIVE .venv/bin/python benchmarks/linears.py [--quick]
+Run: OMP_WAIT_POLICY=PASSIVE .venv/bin/python benchmarks/linears.py [--full]
 To see a CPU without AMX on one that has it: ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI in front.
 """
 
@@ -89,16 +89,16 @@ def measure(num_rows: int, features: int, outputs: int, spread: float, steps: St
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two shapes, four numbers of rows: about a minute")
-    quick = parser.parse_args().quick
+    parser.add_argument("--full", action="store_true", help="all shapes of the 27B, 1 to 8,192 rows: half an hour")
+    is_full = parser.parse_args().full
     print(conditions(), "\n")
     timings = measure_products()
     shared = Steps(compiled_kernels(torch.bfloat16, torch.device("cpu"), timings.int8_kernel))
     print(f"INT8 products by {timings.int8_kernel}\n")
     is_first = True
     with torch.inference_mode():
-        for features, outputs in QUICK_SHAPES if quick else SHAPES:
-            for num_rows in QUICK_ROWS if quick else ROWS:
+        for features, outputs in SHAPES if is_full else QUICK_SHAPES:
+            for num_rows in ROWS if is_full else QUICK_ROWS:
                 for spread in (0.0, CHANNEL_SPREAD):
                     far, times = measure(num_rows, features, outputs, spread, shared)
                     if is_first:

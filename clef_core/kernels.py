@@ -5,10 +5,13 @@ takes several passes over memory in every call. Knows no layer and no model.
 """
 
 import logging
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from clef_core import int8, mxfp4
 
 logger = logging.getLogger(__name__)
 
-WARM_UP_SHAPE = (48, 96)
+WARM_UP_SHAPE = (48, 256)
 """Rows and features of what the compiled steps are tried with; `dynamic` makes them fit every other shape."""
 
 
@@ -55,6 +58,9 @@ def compiled_kernels(dtype: torch.dtype, device: torch.device, kernel: int8.Int8
         the compiled steps, or the plain ones where they cannot be compiled (the log says why).
     """
     started = time.perf_counter()
+    # Code compiled for one width of vectors and found in the cache by another has corrupted memory (torch 2.14.1).
+    own_cache = f"clef-kernels-{os.getuid()}-{torch.backends.cpu.get_cpu_capability().lower()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / own_cache))
     compiled = Kernels(**{field.name: _compiled(getattr(PLAIN, field.name)) for field in fields(Kernels)})
     try:
         with torch.inference_mode():
@@ -78,15 +84,23 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _try(kernels: Kernels, dtype: torch.dtype, device: torch.device, kernel: int8.Int8Kernel | None) -> None:
-    """Run every step once, on values that need each of them."""
+    """Run every step on values that need each of them, and compare with the plain ones: compilers have bugs too."""
     rows, features = WARM_UP_SHAPE
-    x = torch.linspace(-3, 3, rows * features, device=device).view(rows, features).to(dtype)
+    x = torch.randn(rows, features, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     x[::2, : mxfp4.BLOCK] *= 2**-6
-    kernels.fake_quantize(x)
+    _compare(kernels.fake_quantize(x), PLAIN.fake_quantize(x))
     if kernel is None:
         return
-    weight = int8.Int8Weight(mxfp4.fake_quantize(x[: rows // 2] * 2), kernel, kernels)
-    split = int8.split_rows(x, kernels)
+    weight = mxfp4.fake_quantize(x[: rows // 2] * 2)
     for may_overflow in (True, False):
-        weight.may_overflow = may_overflow
-        weight.product(split, dtype)
+        products = []
+        for steps in (kernels, PLAIN):
+            prepared = int8.Int8Weight(weight, kernel, steps)
+            prepared.may_overflow = may_overflow
+            products.append(prepared.product(int8.split_rows(x, steps), dtype)[0])
+        _compare(*products)
+
+
+def _compare(compiled: Tensor, plain: Tensor) -> None:
+    if not torch.equal(compiled, plain):
+        raise RuntimeError("the compiled steps do not compute what the plain ones do")

@@ -6,6 +6,7 @@ second. The margins are wide, because the choice moves the last bits of the answ
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -30,6 +31,9 @@ MEASURED_SHAPE = (256, 1024, 1024)
 CLEAR_MARGIN = 1.5
 """A way is taken for faster when it takes less than 1 / 1.5 of the other's time."""
 
+HOPELESS = 5
+"""An INT8 product that takes so many times as long as float32's on a small shape is not tried on a larger one."""
+
 MIN_COMPILED_WEIGHTS = 2**24
 """With fewer quantised weights, compiling the steps around the products costs more than it saves."""
 
@@ -40,11 +44,11 @@ INT8_BYTES_PER_WEIGHT = 1.54
 """One INT8 value beside the code and its share of a scale."""
 
 
-class Float32Linear(nn.Module):
+class Float32Linear(nn.Linear):
     """A linear with BF16 weights whose product runs in float32, for CPUs on which BF16 products are slow."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         self.weight = linear.weight
         self.bias = linear.bias
 
@@ -55,12 +59,15 @@ class Float32Linear(nn.Module):
 
 @dataclass(frozen=True)
 class Timings:
-    """Milliseconds of one product of `MEASURED_SHAPE` on this CPU, with the threads that torch has."""
+    """Milliseconds of one product of `MEASURED_SHAPE` on this CPU, with the threads that torch has.
+
+    `int8_kernel` is None, and `int8` infinite, where no INT8 product is exact and quick.
+    """
 
     bfloat16: float
     float32: float
     int8: float
-    int8_kernel: Int8Kernel
+    int8_kernel: Int8Kernel | None
 
     @property
     def is_float32_faster(self) -> bool:
@@ -81,33 +88,46 @@ def measure_products() -> Timings:
     with torch.inference_mode():
         x = fake_quantize(torch.randn(num_rows, features, generator=generator).bfloat16())
         weight = fake_quantize(torch.randn(outputs, features, generator=generator).bfloat16())
-        kernel = _faster_int8_kernel(x[:16], weight[:64])
-        rows, prepared = split_rows(x, PLAIN), Int8Weight(weight, kernel, PLAIN)
+        kernel = _faster_int8_kernel(x[:64, :512].contiguous(), weight[:256, :512].contiguous())
         timings = Timings(
             bfloat16=_best_ms(lambda: F.linear(x, weight)),
             float32=_best_ms(lambda: F.linear(x.float(), weight.float())),
-            int8=_best_ms(lambda: prepared.product(rows, torch.bfloat16)),
+            int8=math.inf if kernel is None else _int8_ms(x, weight, kernel),
             int8_kernel=kernel,
         )
     logger.info(
         "products of %d x %d x %d: BF16 %.2f ms, float32 %.2f ms, INT8 %.2f ms (%s)",
-        *MEASURED_SHAPE, timings.bfloat16, timings.float32, timings.int8, kernel,
+        *MEASURED_SHAPE, timings.bfloat16, timings.float32, timings.int8, kernel or "none is exact here",
     )  # fmt: skip
     return timings
 
 
-def _faster_int8_kernel(x: Tensor, weight: Tensor) -> Int8Kernel:
+def _faster_int8_kernel(x: Tensor, weight: Tensor) -> Int8Kernel | None:
     """Tried on a small product, as oneDNN's is a thousand times slower where there is no AMX."""
-    rows = split_rows(x, PLAIN)
+    too_slow_ms = HOPELESS * _best_ms(lambda: F.linear(x.float(), weight.float()))
     kernels: tuple[Int8Kernel, ...] = ("int_mm", "onednn")
-    times: dict[Int8Kernel, float] = {}
+    found: list[tuple[float, Int8Kernel]] = []
     for kernel in kernels:
-        prepared = Int8Weight(weight, kernel, PLAIN)
         try:
-            times[kernel] = _best_ms(lambda prepared=prepared: prepared.product(rows, torch.bfloat16))  # type: ignore[misc]
+            if _is_exact(kernel):
+                found.append((_int8_ms(x, weight, kernel), kernel))
         except RuntimeError as error:
             logger.info("no INT8 products by %s: %s", kernel, str(error).split("\n")[0])
-    return min(times, key=lambda kernel: times[kernel])
+    return min((one for one in found if one[0] < too_slow_ms), default=(0.0, None))[1]
+
+
+def _is_exact(kernel: Int8Kernel) -> bool:
+    """Without VNNI, CPUs add INT8 products in 16 bits that overflow: the largest values show it."""
+    features = 1_024
+    x = torch.full((8, features), 6.0).bfloat16()
+    x[1::2, ::3] = -6.0
+    product, _ = Int8Weight(x, kernel, PLAIN).product(split_rows(x, PLAIN), torch.float32)
+    return torch.equal(product.double(), x.double() @ x.double().t())
+
+
+def _int8_ms(x: Tensor, weight: Tensor, kernel: Int8Kernel) -> float:
+    rows, prepared = split_rows(x, PLAIN), Int8Weight(weight, kernel, PLAIN)
+    return _best_ms(lambda: prepared.product(rows, torch.bfloat16))
 
 
 def _best_ms(run: Callable[[], object], num_runs: int = 5) -> float:
@@ -145,13 +165,15 @@ def prepare_linears(model: nn.Module, mode: LinearMode, device: torch.device, dt
     """Bring every `MXFP4Linear` into a mode, sharing one `Steps`, compiled where the weights are many.
 
     Raises:
-        SettingsError: INT8 products were asked for on another device than a CPU.
+        SettingsError: INT8 products were asked for on another device than a CPU, or on one that cannot make them.
     """
     if mode == "int8" and device.type != "cpu":
         raise SettingsError(f"the linear mode int8 runs on a CPU, not on {device}; use packed or expanded")
+    kernel = measure_products().int8_kernel if mode == "int8" else None
+    if mode == "int8" and kernel is None:
+        raise SettingsError("the linear mode int8 needs exact INT8 products, which this CPU lacks; use expanded")
     linears = [module for module in model.modules() if isinstance(module, MXFP4Linear)]
     num_weights = sum(linear.in_features * linear.out_features for linear in linears)
-    kernel = measure_products().int8_kernel if mode == "int8" else None
     steps = Steps(compiled_kernels(dtype, device, kernel) if num_weights >= MIN_COMPILED_WEIGHTS else PLAIN)
     for linear in linears:
         linear.steps = steps

@@ -88,10 +88,8 @@ def power_of_two(exponents: Tensor) -> Tensor:
 
 
 def largest_bits(blocks: Tensor) -> Tensor:
-    """The largest magnitude of each block: int32 (...), the bits of a float32 (as integers they sort as the values)."""
-    if blocks.dtype == torch.bfloat16:
-        return (blocks.view(torch.int16) & 0x7FFF).amax(-1).int() << 16
-    return (blocks.view(torch.int32) & 0x7FFFFFFF).amax(-1)
+    """The largest magnitude of each block, float32 or bfloat16 (..., 32): int32 (...), the bits of a float32."""
+    return blocks.float().abs().amax(-1).view(torch.int32)
 
 
 def exponents_of(largest: Tensor) -> Tensor:

@@ -110,6 +110,15 @@ def test_a_cuda_device_or_float32_never_gets_int8(monkeypatch):
         prepare_linears(nn.Module(), "int8", torch.device("cuda"), torch.bfloat16)
 
 
+def test_a_cpu_without_exact_int8_products_says_so(monkeypatch):
+    monkeypatch.setattr(linear_modes, "_is_exact", lambda kernel: False)
+    measured = measure_products.__wrapped__()
+    assert (measured.int8_kernel, measured.is_int8_faster) == (None, False)
+    monkeypatch.setattr(linear_modes, "measure_products", lambda: measured)
+    with pytest.raises(SettingsError, match="exact INT8 products"):
+        prepare_linears(nn.Module(), "int8", CPU, torch.bfloat16)
+
+
 def test_bf16_linears_multiply_in_float32_where_that_is_faster(monkeypatch):
     slow = Timings(60.0, 30.0, 9.0, "int_mm")
     monkeypatch.setattr("clef_core.model.measure_products", lambda: slow)

@@ -229,7 +229,7 @@ def test_the_command_prints_a_table_draws_the_plot_and_stores_the_run(found, req
     database.close()
     assert view is not None
     assert view.results["effects"] == [effect.to_json() for effect in found.effects]
-    assert view.provenance["linear_mode"] == "bf16"
+    assert view.provenance["linear_mode"] in ("bf16", "bf16 in float32")
     title = f"{BF16}, 2 requests of requests.jsonl"
     assert plot.read_text() == sensitivity_svg(view.results, "layer", title)
 
