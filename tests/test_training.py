@@ -108,6 +108,13 @@ def test_a_flag_of_an_object_is_answered_by_its_value(seed: int) -> None:
             assert label == str(state[id]).lower()
 
 
+def test_the_outage_question_has_both_answers_about_equally_often() -> None:
+    generator = Generator([DATA], 1)
+    asked = [generator.support(6).labels for _ in range(600)]
+    answers = [labels[id] for labels in asked for id in ("outage", "down", "q6") if id in labels]
+    assert 0.4 < sum(answer == "true" for answer in answers) / len(answers) < 0.6
+
+
 def test_the_words_of_one_record_agree() -> None:
     words: dict[str, str] = {}
     rng = random.Random(0)

@@ -28,7 +28,8 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-CARD_FILES = ("README.md", "LICENSE")
+CARD = Path(__file__).parent / "card"
+"""README.md and LICENSE of the release."""
 
 
 def make_processor(tokenizer: Tokenizer) -> Qwen3VLProcessor:
@@ -96,9 +97,8 @@ def write_release(
     backbone: Qwen3_5ForConditionalGeneration,
     head: JointHead,
     tokenizer: Tokenizer,
-    card: Path | None = None,
 ) -> None:
-    """Write a BF16 release into a new directory; `card` is a folder with its README.md and LICENSE."""
+    """Write a BF16 release into a new directory, with its model card and licence."""
     path.mkdir(parents=True)
     make_processor(tokenizer).save_pretrained(path)
     _copy_as_bf16(backbone, make_backbone(tokenizer)).save_pretrained(path, max_shard_size="1GB")
@@ -107,9 +107,8 @@ def write_release(
         path / JOINT_HEAD,
     )
     (path / "joint_head_config.json").write_text(json.dumps(asdict(head.config), indent=2) + "\n")
-    for name in CARD_FILES if card else ():
-        assert card is not None
-        shutil.copy(card / name, path / name)
+    for file in CARD.iterdir():
+        shutil.copy(file, path / file.name)
     write_index_and_checksums(path)
 
 

@@ -113,7 +113,8 @@ class Generator:
         """A message to a company, with one to four questions."""
         rng = self.rng
         intents = load("intents")
-        name = rng.choice(list(intents))
+        asks_outage = rng.random() < 0.4
+        name = "report_outage" if asks_outage and rng.random() < 0.5 else rng.choice(list(intents))
         intent = intents[name]
         words: dict[str, str] = {}
         parts = [fill(rng.choice(intent["sentences"]), rng, words)]
@@ -131,12 +132,12 @@ class Generator:
             self._id("team"): self._team(intent["department"], max_options),
             self._id("urgency"): self._urgency(urgency),
             "intent": self._support_intent(name, max_options),
-            self._id("outage"): noul(
-                rng.choice(load("facts")[0]["questions"]), is_true=bool(intent.get("outage", False))
-            ),
         }
-        kept = rng.sample(list(asked), rng.choice((1, 1, 2, 3, 4)))
-        return example_of(wrapped(" ".join(parts), rng), {id: asked[id] for id in kept}, rng)
+        kept = {id: asked[id] for id in rng.sample(list(asked), rng.choice((1, 1, 2, 3)))}
+        if asks_outage:
+            question = rng.choice(load("facts")[0]["questions"])
+            kept[self._id("outage")] = noul(question, is_true=name == "report_outage")
+        return example_of(wrapped(" ".join(parts), rng), kept, rng)
 
     def topic(self, max_options: int) -> Example:
         rng = self.rng
