@@ -13,7 +13,7 @@ Source: Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule
 Yang et al. 2025, "Gated Delta Networks: Improving Mamba2 with Delta Rule".
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,9 @@ NORM_EPSILON = 1e-6
 
 NOTHING_LEFT = -46.0
 """Logarithm of a decay, about 1e-20, that leaves nothing which float32 would keep beside newer values."""
+
+DeltaRule = Callable[..., tuple[Tensor, Tensor | None]]
+"""Has the signature of Transformers' function; see `chunk_gated_delta_rule`."""
 
 
 def chunk_gated_delta_rule(
@@ -141,10 +144,10 @@ def _block(a: Tensor, row: int, column: int, size: int) -> Tensor:
 
 
 @contextmanager
-def installed() -> Iterator[None]:
-    """Let Transformers' DeltaNet layers call this module's function; for one forward, in one thread at a time."""
+def installed(rule: DeltaRule = chunk_gated_delta_rule) -> Iterator[None]:
+    """Let Transformers' DeltaNet layers call another function than their own; in one thread at a time."""
     theirs = modeling_qwen3_5.torch_chunk_gated_delta_rule
-    modeling_qwen3_5.torch_chunk_gated_delta_rule = chunk_gated_delta_rule
+    modeling_qwen3_5.torch_chunk_gated_delta_rule = rule
     try:
         yield
     finally:

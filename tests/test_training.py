@@ -14,6 +14,7 @@ from paths import PROJECT
 from tokenizers import Tokenizer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
+from clef_core.delta_rule import installed
 from clef_core.encoding import Record
 from clef_core.engine import Engine
 from clef_core.joint_head import HeadInputs, option_log_probs
@@ -24,7 +25,7 @@ from clef_core.tokens import SUFFIX, SYSTEM
 from training.architecture import HIDDEN
 from training.batches import max_options
 from training.calibration import best_temperature, fold_temperature
-from training.delta_rule import delta_rule, fast_delta_rule
+from training.delta_rule import delta_rule
 from training.examples import Example
 from training.generator import Generator
 from training.intents import IntentData, read_banking77, read_clinc150
@@ -205,7 +206,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     }.items():
         monkeypatch.setattr(f"training.batches.{name}", value)
     monkeypatch.setattr("training.train.SAVE_EVERY_STEPS", 1)
-    with fast_delta_rule():
+    with installed(delta_rule):
         yield
 
 
@@ -264,7 +265,7 @@ def test_a_temperature_divides_every_logit(tokenizer: Tokenizer) -> None:
         "intent": {"type": "choice", "criteria": dict.fromkeys(LABELS)}
     }}).request  # fmt: skip
     batch = lab.batches.cut([Example(Record(request), {"intent": LABELS[0]})])[0]
-    with torch.no_grad(), fast_delta_rule():
+    with torch.no_grad(), installed(delta_rule):
         before = lab.trainee.logits(batch)[1]
         fold_temperature(lab.trainee.head, 2.0)
         after = lab.trainee.logits(batch)[1]

@@ -1,18 +1,14 @@
-"""The gated delta rule in chunks, as Transformers computes it, without a Python loop over the rows of a chunk.
+"""The gated delta rule with gradients, which the engine's own (`clef_core.delta_rule`) does without.
 
-The same mathematics: inside a chunk the rows depend on each other through a unit lower triangular matrix, and solving
-with it is one call. Only training uses it, where the backward pass of the loop costs most of a step on a CPU; what is
-trained runs in the engine with the operators that a release always runs with (`tests/test_training.py` compares both).
+In short chunks, as most records of training are short, with one solve per chunk for values and keys together.
+`tests/test_training.py` compares it with Transformers'.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.qwen3_5 import modeling_qwen3_5
 
 CHUNK = 32
 """Tokens per chunk. Shorter than Transformers' 64: most records of training are short, and less of them is padding."""
@@ -68,14 +64,3 @@ def _chunks(x: Tensor) -> Tensor:
     """(B, T, H, F) to (B, H, chunks, C, F)."""
     batch, length, heads, features = x.shape
     return x.transpose(1, 2).reshape(batch, heads, length // CHUNK, CHUNK, features)
-
-
-@contextmanager
-def fast_delta_rule() -> Iterator[None]:
-    """Use `delta_rule` in Transformers' DeltaNet layers for the duration."""
-    kept = modeling_qwen3_5.torch_chunk_gated_delta_rule
-    modeling_qwen3_5.torch_chunk_gated_delta_rule = delta_rule
-    try:
-        yield
-    finally:
-        modeling_qwen3_5.torch_chunk_gated_delta_rule = kept

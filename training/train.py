@@ -21,6 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from clef_core.delta_rule import installed
 from clef_core.encoding import Encoder
 from clef_core.joint_head import HeadInputs
 from clef_core.schema import Json
@@ -29,7 +30,7 @@ from clef_core.tokens import ImageLimits, PromptTokenizer, render_value
 from training.architecture import HIDDEN, MERGE, PATCH, make_model, make_processor, write_release
 from training.batches import Batches, TrainingBatch
 from training.calibration import best_temperature, fold_temperature
-from training.delta_rule import fast_delta_rule
+from training.delta_rule import delta_rule
 from training.embeddings import initial_embeddings
 from training.generator import Generator
 from training.intents import IntentData, read_banking77, read_clinc150
@@ -205,7 +206,7 @@ def main() -> None:
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     lab = prepare(arguments.data, work / "tokenizer.json", arguments.seed)
-    with fast_delta_rule():
+    with installed(delta_rule):
         train(lab, work, arguments.steps)
         print(finish(lab, work))
 

@@ -22,8 +22,16 @@ class Watched:
         page.on("request", lambda request: self.requests.append(request.url))
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
+        if message.type == "error" and not _is_leaving(message.text):
             self.errors.append(f"{message.text} ({message.location.get('url', '')})")
+
+
+def _is_leaving(text: str) -> bool:
+    """Whether Gradio's `beforeunload` handler, in its module Index, aborted a stream that was just being opened.
+
+    That happens when a page is left or reloaded while a timer's event is under way; nobody sees it but the console.
+    """
+    return text.startswith("AbortError: signal is aborted without reason") and "/assets/Index-" in text
 
 
 def open_decide(page: Page, url: str) -> None:
