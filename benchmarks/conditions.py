@@ -1,7 +1,10 @@
-"""What a benchmark's numbers hold under: the machine, the threads, the versions, the date."""
+"""What benchmarks share: how ways are timed beside each other, and the conditions that their numbers hold under."""
 
 import os
 import platform
+import statistics
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,3 +32,16 @@ def cpu_name() -> str:
     facts = {name.strip(): value.strip() for name, value in facts.items()}
     amx = " with AMX" if "amx_tile" in facts.get("flags", "").split() else ""
     return facts.get("model name", platform.machine()) + amx
+
+
+def time_in_turn(ways: dict[str, Callable[[], object]], num_rounds: int) -> dict[str, float]:
+    """Median seconds of each way, all timed in turn within the same seconds, since a shared machine drifts."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for run in ways.values():
+        run()
+    for _ in range(num_rounds):
+        for name, run in ways.items():
+            started = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in times.items()}

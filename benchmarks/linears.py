@@ -1,17 +1,15 @@
 """How long one linear takes in every mode, beside BF16 and float32, at Clef's real shapes.
 
-For each shape one table row: median milliseconds of each way, all ways timed in turn within the same seconds, since a
-shared machine drifts. `far` is the share of rows that need a second INT8 product: inputs with alike channels need none,
-inputs whose channels differ in size (as a transformer's do) some. Numbers go to standard output as a Markdown table.
+For each shape one table row: median milliseconds of each way. `far` is the share of rows that need a second INT8
+product: inputs with alike channels need none, inputs whose channels differ in size (as a transformer's do) some.
+Numbers go to standard output as a Markdown table.
 
 Run: OMP_WAIT_POLICY=PASSIVE .venv/bin/python benchmarks/linears.py [--full]
 To see a CPU without AMX on one that has it: ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI in front.
 """
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from torch import Tensor
 PROJECT = Path(__file__).parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from benchmarks.conditions import conditions  # noqa: E402
+from benchmarks.conditions import conditions, time_in_turn  # noqa: E402
 from clef_core.kernels import compiled_kernels  # noqa: E402
 from clef_core.linear_modes import measure_products  # noqa: E402
 from clef_core.mxfp4 import fake_quantize, pack_codes, quantize  # noqa: E402
@@ -42,19 +40,6 @@ def make_linear(weight: Tensor, steps: Steps) -> MXFP4Linear:
     linear = MXFP4Linear(weight.shape[1], weight.shape[0])
     linear.weight, linear.weight_scale, linear.steps = pack_codes(codes), scales, steps
     return linear
-
-
-def time_in_turn(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median milliseconds of each way."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for run in ways.values():
-        run()
-    for _ in range(NUM_ROUNDS):
-        for name, run in ways.items():
-            started = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - started) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def measure(num_rows: int, features: int, outputs: int, spread: float, steps: Steps) -> tuple[float, dict[str, float]]:
@@ -84,7 +69,8 @@ def measure(num_rows: int, features: int, outputs: int, spread: float, steps: St
         "int8, input shared": lambda: int8(x),
     }
     steps.forget()
-    return len(steps.split(x).far_rows) / num_rows, time_in_turn(ways)
+    times = time_in_turn(ways, NUM_ROUNDS)
+    return len(steps.split(x).far_rows) / num_rows, {name: seconds * 1e3 for name, seconds in times.items()}
 
 
 if __name__ == "__main__":

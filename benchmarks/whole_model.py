@@ -10,10 +10,8 @@ Run: OMP_WAIT_POLICY=PASSIVE .venv/bin/python benchmarks/whole_model.py [--token
 import argparse
 import json
 import shutil
-import statistics
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGe
 PROJECT = Path(__file__).parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from benchmarks.conditions import conditions  # noqa: E402
+from benchmarks.conditions import conditions, time_in_turn  # noqa: E402
 from clef_core.encoding import Batch  # noqa: E402
 from clef_core.joint_head import JointHead, JointHeadConfig  # noqa: E402
 from clef_core.model import Release, load_release  # noqa: E402
@@ -72,19 +70,6 @@ def forward(release: Release, batch: Batch) -> Callable[[], object]:
     return lambda: release.hidden_states(batch)
 
 
-def time_in_turn(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each way."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for run in ways.values():
-        run()
-    for _ in range(NUM_ROUNDS):
-        for name, run in ways.items():
-            started = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def main(tokens: list[int], *, has_quark: bool, profiled: str | None) -> None:
     print(conditions(), "\n")
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
@@ -107,7 +92,11 @@ def main(tokens: list[int], *, has_quark: bool, profiled: str | None) -> None:
             ways = {name: forward(release, batch) for name, release in releases.items()}
             if quarks is not None:
                 ways["Quark"] = lambda: quarks.model.language_model(input_ids=ids, use_cache=False)  # noqa: B023
-            print(f"| {num_tokens} |", " | ".join(f"{value:.2f} s" for value in time_in_turn(ways).values()), "|")
+            print(
+                f"| {num_tokens} |",
+                " | ".join(f"{value:.2f} s" for value in time_in_turn(ways, NUM_ROUNDS).values()),
+                "|",
+            )
             if profiled is not None:
                 with profile(activities=[ProfilerActivity.CPU]) as measured:
                     ways[profiled]()

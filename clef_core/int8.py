@@ -172,7 +172,7 @@ class Int8Weight:
         self.far_columns = rows.far_rows
         self.far_near, self.far = rows.near[rows.far_rows], rows.far
         self.wide_columns, self.wide = rows.wide_rows, weight[rows.wide_rows].double()
-        self._no_offset = torch.zeros(len(weight), dtype=torch.int64)
+        self._no_scale, self._no_offset = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.int64)
 
     def product(self, x: Int8Rows, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """x (M, K) times this weight (N, K) transposed, exact and rounded once to `dtype`.
@@ -212,7 +212,7 @@ class Int8Weight:
         """x int8 (M, K) times the near weight: (M, N), int32, or float32 that is exact below 2**24."""
         if self.kernel == "int_mm":
             return torch._int_mm(x, self.near.t())
-        return self._onednn(x, torch.ones(len(self.scale)), torch.float32)
+        return self._onednn(x, self._no_scale, torch.float32)
 
     def _onednn(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         product: Tensor = torch.ops.onednn.qlinear_pointwise(

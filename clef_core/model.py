@@ -142,7 +142,7 @@ def load_release(
         steps = prepare_linears(backbone, mode, device, dtype)
     has_float32_products = device.type == "cpu" and dtype == torch.bfloat16 and measure_products().is_float32_faster
     if has_float32_products:
-        use_float32_products(backbone)
+        use_float32_products(backbone.model)  # not lm_head: no decision uses it, and its copy would be gigabytes
     head = load_joint_head(files.path, device, head_dtype)
     if head.config.hidden_size != backbone.config.text_config.hidden_size:
         raise ReleaseError(

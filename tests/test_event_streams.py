@@ -35,11 +35,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("web.event_streams.time", clock)
-    monkeypatch.setattr("web.event_streams.asyncio", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def call(app: JoinAfterStreamEnd, path: str, *, query: str = "", body: bytes = b"") -> None:
@@ -69,7 +66,7 @@ def end_stream(app: JoinAfterStreamEnd, session: str) -> None:
 
 
 def test_an_answer_waits_for_the_end_of_its_own_stream_only(clock: Clock) -> None:
-    app = JoinAfterStreamEnd(gradio)
+    app = JoinAfterStreamEnd(gradio, clock.monotonic, clock.sleep)
     join(app, "mine")
     assert clock.slept == 0.0
     end_stream(app, "mine")
@@ -83,7 +80,7 @@ def test_an_answer_waits_for_the_end_of_its_own_stream_only(clock: Clock) -> Non
 
 
 def test_ends_are_forgotten(clock: Clock) -> None:
-    app = JoinAfterStreamEnd(gradio)
+    app = JoinAfterStreamEnd(gradio, clock.monotonic, clock.sleep)
     for number in range(5):
         end_stream(app, str(number))
         clock.now += READ_S * 0.3
@@ -92,5 +89,5 @@ def test_ends_are_forgotten(clock: Clock) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xff"])
 def test_a_body_without_a_session_is_passed_on(clock: Clock, body: bytes) -> None:
-    call(JoinAfterStreamEnd(gradio), "/gradio_api/queue/join", body=body)
+    call(JoinAfterStreamEnd(gradio, clock.monotonic, clock.sleep), "/gradio_api/queue/join", body=body)
     assert clock.slept == 0.0

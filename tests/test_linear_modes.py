@@ -125,7 +125,8 @@ def test_bf16_linears_multiply_in_float32_where_that_is_faster(monkeypatch):
     monkeypatch.setattr(linear_modes, "measure_products", lambda: slow)
     release = load_release(BF16)
     assert release.linears == "bf16 in float32"
-    assert not any(type(module) is nn.Linear for module in release.backbone.modules())
+    assert not any(type(module) is nn.Linear for module in release.backbone.model.modules())
+    assert type(release.backbone.lm_head) is nn.Linear
 
 
 def test_a_product_in_float32_rounds_once():

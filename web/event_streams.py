@@ -10,6 +10,7 @@ read. Knows of Gradio only its two routes.
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,8 +22,15 @@ READ_S = 0.1
 class JoinAfterStreamEnd:
     """Holds back answers to `/queue/join` until `READ_S` after the last end of the same session's stream."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
         self.app = app
+        self.clock = clock
+        self.sleep = sleep
         self.ended: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +45,7 @@ class JoinAfterStreamEnd:
     def noting_end(self, session: str, send: Send) -> Send:
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                now = time.monotonic()
+                now = self.clock()
                 self.ended = {name: at for name, at in self.ended.items() if now - at < READ_S} | {session: now}
             await send(message)
 
@@ -53,7 +61,7 @@ class JoinAfterStreamEnd:
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                await asyncio.sleep(self.ended.get(_session_of(body), 0.0) + READ_S - time.monotonic())
+                await self.sleep(self.ended.get(_session_of(body), 0.0) + READ_S - self.clock())
             await send(message)
 
         await self.app(scope, receive_on, send_on)
