@@ -9,6 +9,7 @@ from web.batch import BatchScreen
 from web.compare import CompareScreen
 from web.decide import DecideScreen
 from web.history import HistoryScreen
+from web.session_tables import steady_sessions
 from worker.submit import Submitter
 
 EVENTS_AT_ONCE = 16
@@ -31,4 +32,5 @@ def build_page(submitter: Submitter, tokenizers: Mapping[str, PromptTokenizer]) 
     with page.route("History", "/history"):
         HistoryScreen(submitter, page)
     page.queue(default_concurrency_limit=EVENTS_AT_ONCE)
+    steady_sessions(page)
     return page

@@ -36,9 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def app_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the app writes to its terminal."""
+    return tmp_path_factory.mktemp("app") / "log"
+
+
+@pytest.fixture(scope="session")
+def app_url(app_log: Path) -> Iterator[str]:
     """The address of `python app.py` with the small releases that ship, on an empty data folder."""
-    folder = tmp_path_factory.mktemp("app")
+    folder = app_log.parent
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -46,11 +52,11 @@ def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CLEF_", "GRADIO_"))}
     for name in ("REDIS_URL", "DATABASE_URL"):
         inherited.pop(name, None)
-    with (folder / "log").open("w") as log:
+    with app_log.open("w") as log:
         app = subprocess.Popen([sys.executable, "app.py"], cwd=PROJECT, env=inherited | own, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_ready(app, url, folder / "log")
+        _wait_until_ready(app, url, app_log)
         yield url
     finally:
         app.send_signal(signal.SIGINT)
@@ -97,7 +103,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def page(context: BrowserContext, app_url: str) -> Iterator[Page]:
+def page(context: BrowserContext, app_url: str, app_log: Path) -> Iterator[Page]:
     """A tab. Whatever a test does in it: no error in the console, no request to another machine."""
     tab = context.new_page()
     tab.set_default_timeout(EXPECT_TIMEOUT_MS)
@@ -106,7 +112,7 @@ def page(context: BrowserContext, app_url: str) -> Iterator[Page]:
     yield tab
     foreign = [url for url in watched.requests if not url.startswith((app_url, "data:", "blob:"))]
     assert foreign == [], "the page asked another machine"
-    assert watched.errors == []
+    assert watched.errors == [], f"the app said:\n{app_log.read_text()[-6000:]}"
 
 
 @pytest.fixture
