@@ -4,17 +4,17 @@ import csv
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from paths import PROJECT
+from small_wordnet import FIELD_WORDS, NOUNS, PAIRS, write_wordnet
 from tokenizers import Tokenizer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from clef_core.delta_rule import installed
 from clef_core.encoding import Record
 from clef_core.engine import Engine
 from clef_core.joint_head import HeadInputs, option_log_probs
@@ -25,7 +25,7 @@ from clef_core.tokens import SUFFIX, SYSTEM
 from training.architecture import HIDDEN
 from training.batches import max_options
 from training.calibration import best_temperature, fold_temperature
-from training.delta_rule import delta_rule
+from training.delta_rule import causal_convolution, delta_rule, trainable_layers
 from training.examples import Example
 from training.generator import Generator
 from training.intents import IntentData, read_banking77, read_clinc150
@@ -33,17 +33,24 @@ from training.losses import BRIER_WEIGHT, SMOOTHING, question_loss
 from training.object_records import object_record
 from training.phrases import fill, load
 from training.pictures import Pictures
-from training.train import Laboratory, build, finish, make_tokenizer, train
+from training.train import Laboratory, Start, build, finish, make_tokenizer, train
 from training.trainee import learning_rate
 from training.vocabulary import fixed_pieces
+from training.word_records import WordRecords
+from training.wordnet import WordNet, read_wordnet
 
 LABELS = ("card_arrival", "lost_card", "exchange_rate", "close_account", "top_up", "pin_blocked")
 ROWS = tuple((f"{text} {label.replace('_', ' ')}", label) for label in LABELS for text in ("about", "help me with my"))
 DATA = IntentData("banking77", LABELS, ROWS, ROWS[:4])
 
 
-def drawn(num: int = 300) -> list[Example]:
-    generator = Generator([DATA], 3)
+@pytest.fixture(scope="module")
+def wordnet(tmp_path_factory: pytest.TempPathFactory) -> WordNet:
+    return read_wordnet(write_wordnet(tmp_path_factory.mktemp("wordnet") / "dict"))
+
+
+def drawn(wordnet: WordNet, num: int = 300) -> list[Example]:
+    generator = Generator([DATA], wordnet, 3)
     return [generator.draw(6, 0.7) for _ in range(num)]
 
 
@@ -66,21 +73,21 @@ def test_only_the_training_splits_are_read(tmp_path: Path) -> None:
     assert clinc.labels == (*LABELS, "oos")
 
 
-def test_a_seed_decides_the_stream_of_records() -> None:
-    first, second = ([(example.record.request, example.labels) for example in drawn(100)] for _ in range(2))
+def test_a_seed_decides_the_stream_of_records(wordnet: WordNet) -> None:
+    first, second = ([(example.record.request, example.labels) for example in drawn(wordnet, 100)] for _ in range(2))
     assert first == second
 
 
-def test_every_label_is_an_option_of_its_question() -> None:
-    for example in drawn():
+def test_every_label_is_an_option_of_its_question(wordnet: WordNet) -> None:
+    for example in drawn(wordnet):
         request = example.record.request
         assert example.labels.keys() == request.questions.keys()
         for id, question in request.questions.items():
             assert example.labels[id] in [option.id for option in options(question)]
 
 
-def test_the_stream_has_all_types_and_states_of_all_shapes() -> None:
-    requests = [example.record.request for example in drawn()]
+def test_the_stream_has_all_types_and_states_of_all_shapes(wordnet: WordNet) -> None:
+    requests = [example.record.request for example in drawn(wordnet)]
     assert {question.type for request in requests for question in request.questions.values()} == {
         "choice",
         "score",
@@ -90,8 +97,8 @@ def test_the_stream_has_all_types_and_states_of_all_shapes() -> None:
     assert max(len(request.questions) for request in requests) > 2
 
 
-def test_a_benchmark_record_asks_the_benchmarks_own_question() -> None:
-    example = Generator([DATA], 0).intent_among(DATA, ROWS[0], len(LABELS))
+def test_a_benchmark_record_asks_the_benchmarks_own_question(wordnet: WordNet) -> None:
+    example = Generator([DATA], wordnet, 0).intent_among(DATA, ROWS[0], len(LABELS))
     question = example.record.request.questions["intent"].to_json()
     criteria = {label: label.replace("_", " ") for label in LABELS}
     assert question == {
@@ -109,11 +116,41 @@ def test_a_flag_of_an_object_is_answered_by_its_value(seed: int) -> None:
             assert label == str(state[id]).lower()
 
 
-def test_the_outage_question_has_both_answers_about_equally_often() -> None:
-    generator = Generator([DATA], 1)
+def test_the_outage_question_has_both_answers_about_equally_often(wordnet: WordNet) -> None:
+    generator = Generator([DATA], wordnet, 1)
     asked = [generator.support(6).labels for _ in range(600)]
     answers = [labels[id] for labels in asked for id in ("outage", "down", "q6") if id in labels]
     assert 0.4 < sum(answer == "true" for answer in answers) / len(answers) < 0.6
+
+
+def test_wordnets_relations_are_read(wordnet: WordNet) -> None:
+    assert {sense.words[0] for sense in wordnet.senses} == {*NOUNS, *(word for pair in PAIRS for word in pair)}
+    (oak,) = (sense for sense in wordnet.senses if sense.words == ("oak",))
+    assert (oak.gloss, oak.examples, oak.kinds) == ("a plant named oak", ("the oak grows slowly",), ("plant",))
+    assert {sense.words[0] for sense in wordnet.fields["tennis"]} == set(FIELD_WORDS)
+    assert set(PAIRS) <= set(wordnet.opposites)
+
+
+def test_without_wordnet_the_error_names_the_package(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="wordnet-base"):
+        read_wordnet(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stated_properties_are_true_and_their_opposites_false(wordnet: WordNet, seed: int) -> None:
+    example = WordRecords(wordnet, random.Random(seed)).stated(2)
+    text = str(example.record.request.to_json()["state"])
+    opposite = {word: other for pair in PAIRS for word, other in (pair, reversed(pair))}
+    for id, question in example.record.request.questions.items():
+        words = str(question.to_json()["instructions"]).rstrip(".?").split()
+        noun = next((word for word in words if word in NOUNS), None)
+        asked = next((word for word in words if word in opposite), None)
+        if noun is None or asked is None:  # a number is asked about
+            continue
+        sentence = next(part for part in text.split(".") if noun in part.split())
+        is_denied = any(word in sentence for word in (" not ", "no longer", "Nobody", "isn't"))
+        is_stated = asked in sentence.split() and not is_denied
+        assert example.labels[id] == str(is_stated).lower()
 
 
 def test_the_words_of_one_record_agree() -> None:
@@ -127,6 +164,8 @@ def test_no_phrase_is_in_the_set_outside_the_training_domains() -> None:
     sentences = [s for topic in load("topics").values() for s in topic["sentences"]]
     sentences += [s for mood in load("moods").values() for s in mood] + load("emergencies")
     sentences += [s for fact in load("facts") for part in ("yes", "no") for s in fact[part]]
+    sentences += [s for teams in load("organisations").values() for team in teams.values() for s in team[1]]
+    sentences += [s for mood, one in load("feelings").items() if mood != "subjects" for s in one["remarks"]]
     assert [s for s in sentences if s.lower() in outside] == []
 
 
@@ -161,6 +200,14 @@ def test_the_fast_delta_rule_is_transformers_own(length: int) -> None:
     torch.testing.assert_close(delta_rule(query, key, value, decay, beta)[0], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_shifted_products_are_the_causal_convolution() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 6, 11), torch.randn(6, 4)
+    padded = torch.nn.functional.pad(x, (3, 0))
+    expected = torch.nn.functional.silu(torch.nn.functional.conv1d(padded, weight.unsqueeze(1), groups=6))
+    torch.testing.assert_close(causal_convolution(x, weight, None, "silu"), expected)
+
+
 def two_options() -> HeadInputs:
     one = torch.ones(1, 1, dtype=torch.int64)
     return HeadInputs(
@@ -189,10 +236,14 @@ def tokenizer() -> Tokenizer:
     return make_tokenizer([DATA], [])
 
 
-def laboratory(tokenizer: Tokenizer) -> Laboratory:
+def laboratory(tokenizer: Tokenizer, wordnet: WordNet) -> Laboratory:
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(tokenizer.get_vocab_size(), HIDDEN, generator=generator) / HIDDEN**0.5
-    return build([DATA], tokenizer, embeddings, seed=0, num_held_out=4)
+
+    def meanings(texts: Sequence[str]) -> torch.Tensor:
+        return torch.stack([embeddings[tokenizer.encode(text).ids].mean(0) for text in texts])
+
+    return build([DATA], wordnet, Start(tokenizer, embeddings, meanings), seed=0, num_held_out=4)
 
 
 @pytest.fixture
@@ -202,28 +253,33 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "DRAWN_TOGETHER": 6,
         "SUMMARIES_TOGETHER": 4,
         "SUMMARY_BATCHES": 1,
+        "WORD_SUMMARY_BATCHES": 1,
+        "WORDS_BESIDE": 6,
+        "PICTURE_BATCHES": 1,
         "PICTURES_TOGETHER": 1,
     }.items():
         monkeypatch.setattr(f"training.batches.{name}", value)
     monkeypatch.setattr("training.train.SAVE_EVERY_STEPS", 1)
-    with installed(delta_rule):
+    with trainable_layers():
         yield
 
 
 @pytest.mark.usefixtures("small_groups")
-def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_stopped_training_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, tokenizer: Tokenizer, wordnet: WordNet
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
         folder.mkdir()
-    through = laboratory(tokenizer)
+    through = laboratory(tokenizer, wordnet)
     group = len(list(through.batches.next_batches(0.0)))
-    through = laboratory(tokenizer)
+    through = laboratory(tokenizer, wordnet)
     train(through, whole, 2 * group)
 
     class StoppedError(Exception):
         pass
 
-    stopped = laboratory(tokenizer)
+    stopped = laboratory(tokenizer, wordnet)
     save = stopped.trainee.save
 
     def save_and_stop(*arguments: object) -> None:
@@ -233,20 +289,20 @@ def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path: Path, token
     stopped.trainee.save = save_and_stop  # type: ignore[method-assign]
     with pytest.raises(StoppedError):
         train(stopped, parts, 2 * group)
-    resumed = laboratory(tokenizer)
+    resumed = laboratory(tokenizer, wordnet)
     train(resumed, parts, 2 * group)
     for one, other in zip(through.trainee.parameters(), resumed.trainee.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("small_groups")
-def test_what_is_trained_is_what_the_engine_runs(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    lab = laboratory(tokenizer)
+def test_what_is_trained_is_what_the_engine_runs(tmp_path: Path, tokenizer: Tokenizer, wordnet: WordNet) -> None:
+    lab = laboratory(tokenizer, wordnet)
     train(lab, tmp_path, 2)
     path = finish(lab, tmp_path)
     assert read_release(path).kind == "bf16"
     release = load_release(path, dtype=torch.float32)
-    request = drawn(1)[0].record.request
+    request = drawn(wordnet, 1)[0].record.request
     batch = lab.batches.cut([Example(Record(request), {id: options(q)[0].id for id, q in request.questions.items()})])[
         0
     ]
@@ -259,13 +315,13 @@ def test_what_is_trained_is_what_the_engine_runs(tmp_path: Path, tokenizer: Toke
     assert sorted(trained.tolist()) == pytest.approx(sorted(answered), abs=0.03)  # training multiplies in bfloat16
 
 
-def test_a_temperature_divides_every_logit(tokenizer: Tokenizer) -> None:
-    lab = laboratory(tokenizer)
+def test_a_temperature_divides_every_logit(tokenizer: Tokenizer, wordnet: WordNet) -> None:
+    lab = laboratory(tokenizer, wordnet)
     request = parse_request({"model": "clef", "state": "about card arrival", "questions": {
         "intent": {"type": "choice", "criteria": dict.fromkeys(LABELS)}
     }}).request  # fmt: skip
     batch = lab.batches.cut([Example(Record(request), {"intent": LABELS[0]})])[0]
-    with torch.no_grad(), installed(delta_rule):
+    with torch.no_grad(), trainable_layers():
         before = lab.trainee.logits(batch)[1]
         fold_temperature(lab.trainee.head, 2.0)
         after = lab.trainee.logits(batch)[1]

@@ -1,27 +1,36 @@
 """From examples to batches: a curriculum of growing option counts, and micro-batches of records of similar length."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from clef_core.encoding import EncodedRequest, Encoder
-from training.examples import Example
+from clef_core.schema import Json
+from clef_core.tasks import humanise
+from clef_core.tokens import PromptTokenizer, render_value
+from training.examples import Asked, Example, example_of, wrapped
 from training.generator import Generator
 from training.losses import SummaryTargets, targets_of
 from training.pictures import Pictures
+from training.word_records import Described
 
 BATCH_TOKENS = 3_000
 """Padded tokens of a micro-batch."""
 
-DRAWN_TOGETHER = 128
+DRAWN_TOGETHER = 160
 SUMMARY_BATCHES = 3
+WORD_SUMMARY_BATCHES = 2
 SUMMARIES_TOGETHER = 96
 SUMMARY_OPTIONS = 12
+WORDS_BESIDE = 400
+"""Words that the descriptions of a batch are held against beside their own."""
+
+PICTURE_BATCHES = 1
 OWN_SUMMARIES_FROM = 0.2
-PICTURES_TOGETHER = 8
+PICTURES_TOGETHER = 12
 
 
 @dataclass(frozen=True)
@@ -38,11 +47,13 @@ class SummaryBatch:
     """Records cut after their first question's instructions: the right option is to be told from there.
 
     input_ids: int64 (B, T), padded on the right; attention_mask: int64 (B, T).
+    meanings: float32 (B, D), where the summaries should point, or None where only the right option is known.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     summary_targets: SummaryTargets
+    meanings: Tensor | None
 
 
 def max_options(progress: float) -> int:
@@ -55,7 +66,7 @@ def max_options(progress: float) -> int:
 
 def large_share(progress: float) -> float:
     """Share of the drawn records that show every label of their data set."""
-    return 0.0 if progress < 0.25 else 0.02 if progress < 0.6 else 0.04
+    return 0.0 if progress < 0.25 else 0.03 if progress < 0.6 else 0.05
 
 
 def own_share(progress: float) -> float:
@@ -72,11 +83,14 @@ class Batches:
         pictures: Pictures,
         encoder: Encoder,
         pools: Mapping[str, Mapping[str, tuple[int, ...]]],
+        meanings: Callable[[Sequence[str]], Tensor],
     ) -> None:
+        """`pools`: per data set the token ids of each label's option. `meanings`: of texts, float32 (texts, D)."""
         self.generator = generator
         self.pictures = pictures
         self.encoder = encoder
         self.pools = pools
+        self.meanings = meanings
 
     def next_batches(self, progress: float) -> Iterator[TrainingBatch | SummaryBatch]:
         """Draw a group of examples and cut it into batches, in a drawn order; pictures get batches of their own."""
@@ -84,13 +98,15 @@ class Batches:
         examples = []
         for _ in range(DRAWN_TOGETHER):
             if rng.random() < large_share(progress):
-                data = rng.choice(self.generator.intent_data)
-                examples.append(self.generator.intent_among(data, rng.choice(data.train), len(data.labels)))
+                data = self.generator.intent_source()
+                examples.append(self.generator.intent_among(data, self.generator.intent_row(data), len(data.labels)))
             else:
                 examples.append(self.generator.draw(max_options(progress), own_share(progress)))
         batches: list[TrainingBatch | SummaryBatch] = [*self.cut(examples)]
         batches += [self.summaries(progress) for _ in range(SUMMARY_BATCHES)]
-        batches.append(self.batch([self.pictures.draw() for _ in range(PICTURES_TOGETHER)]))
+        batches += [self.word_summaries() for _ in range(WORD_SUMMARY_BATCHES)]
+        for _ in range(PICTURE_BATCHES):
+            batches.append(self.batch([self.pictures.draw() for _ in range(PICTURES_TOGETHER)]))
         rng.shuffle(batches)
         yield from batches
 
@@ -119,13 +135,26 @@ class Batches:
         examples = [generator.intent(2) for _ in range(SUMMARIES_TOGETHER - num_own)]
         examples += [generator.draw_own(SUMMARY_OPTIONS) for _ in range(num_own)]
         encoded = [self.encoder.encode(example.record) for example in examples]
-        ends = [one.questions[0].span[1] for one in encoded]
-        input_ids = torch.zeros(len(encoded), max(ends), dtype=torch.int64)
-        attention_mask = torch.zeros_like(input_ids)
-        for row, (one, end) in enumerate(zip(encoded, ends, strict=True)):
-            input_ids[row, :end] = torch.tensor(one.input_ids[:end])
-            attention_mask[row, :end] = 1
-        return SummaryBatch(input_ids, attention_mask, self._summary_targets(examples, encoded, is_whole=False))
+        return _cut(encoded, self._summary_targets(examples, encoded, is_whole=False), None)
+
+    def word_summaries(self) -> SummaryBatch:
+        """Descriptions held against several hundred words, and against what a sentence encoder makes of them."""
+        words = self.generator.words
+        drawn = [words.described() for _ in range(SUMMARIES_TOGETHER)]
+        rng = self.generator.rng
+        encoded = [self.encoder.encode(
+            example_of(wrapped(one.text, rng), {"q1": _asked(one)}, rng).record) for one in drawn]  # fmt: skip
+        pool = dict.fromkeys([*(one.word for one in drawn), *words.other_words(WORDS_BESIDE)])
+        places = {word: place for place, word in enumerate(pool)}
+        targets = SummaryTargets(
+            rows=range(len(encoded)),
+            spans=[one.questions[0].span for one in encoded],
+            bags=[option_ids(word, self.encoder.tokenizer) for word in pool],
+            index=torch.arange(len(pool)).expand(len(encoded), -1),
+            places=torch.tensor([places[one.word] for one in drawn]),
+            lengths=None,
+        )
+        return _cut(encoded, targets, self.meanings([one.text for one in drawn]))
 
     def _of(self, pairs: Sequence[tuple[EncodedRequest, Example]]) -> TrainingBatch:
         encoded = [one for one, _ in pairs]
@@ -157,3 +186,26 @@ class Batches:
             places=torch.tensor(places),
             lengths=torch.tensor([len(one.input_ids) for one in encoded]) if is_whole else None,
         )
+
+
+def _asked(described: Described) -> Asked:
+    question: dict[str, Json] = {"type": "choice", "criteria": {described.word: None, "none": None}}
+    if described.instructions is not None:
+        question["instructions"] = described.instructions
+    return Asked(question, described.word)
+
+
+def option_ids(label: str, tokenizer: PromptTokenizer) -> tuple[int, ...]:
+    """Token ids of the option that stands for a label of that name."""
+    shown: dict[str, Json] = {"option_id": label, "description": humanise(label)}
+    return tokenizer.encode_text(render_value(shown))
+
+
+def _cut(encoded: Sequence[EncodedRequest], targets: SummaryTargets, meanings: Tensor | None) -> SummaryBatch:
+    ends = [one.questions[0].span[1] for one in encoded]
+    input_ids = torch.zeros(len(encoded), max(ends), dtype=torch.int64)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, (one, end) in enumerate(zip(encoded, ends, strict=True)):
+        input_ids[row, :end] = torch.tensor(one.input_ids[:end])
+        attention_mask[row, :end] = 1
+    return SummaryBatch(input_ids, attention_mask, targets, meanings)

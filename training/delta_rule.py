@@ -4,11 +4,16 @@ In short chunks, as most records of training are short, with one solve per chunk
 `tests/test_training.py` compares it with Transformers'.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from clef_core.delta_rule import installed
 
 CHUNK = 32
 """Tokens per chunk. Shorter than Transformers' 64: most records of training are short, and less of them is padding."""
@@ -64,3 +69,37 @@ def _chunks(x: Tensor) -> Tensor:
     """(B, T, H, F) to (B, H, chunks, C, F)."""
     batch, length, heads, features = x.shape
     return x.transpose(1, 2).reshape(batch, heads, length // CHUNK, CHUNK, features)
+
+
+def causal_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
+) -> Tensor:
+    """Each channel convolved with its own short kernel, as shifted products: their gradients are cheap on a CPU.
+
+    Args:
+        x: (B, channels, T). weight: (channels, K). bias: None, as these layers have none. activation: "silu".
+
+    Returns:
+        (B, channels, T).
+    """
+    assert bias is None
+    assert activation == "silu"
+    length, width = x.shape[-1], weight.shape[-1]
+    padded = F.pad(x, (width - 1, 0))
+    kernel = weight.to(x.dtype)
+    total = padded[..., :length] * kernel[:, :1]
+    for place in range(1, width):
+        total = total + padded[..., place : place + length] * kernel[:, place : place + 1]
+    return F.silu(total)
+
+
+@contextmanager
+def trainable_layers() -> Iterator[None]:
+    """Let Transformers' DeltaNet layers call both functions of this module."""
+    theirs = modeling_qwen3_5.causal_conv1d_fn
+    modeling_qwen3_5.causal_conv1d_fn = causal_convolution
+    try:
+        with installed(delta_rule):
+            yield
+    finally:
+        modeling_qwen3_5.causal_conv1d_fn = theirs

@@ -8,11 +8,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from clef_core.schema import Json
-from clef_core.tasks import INTENT, INTENT_INSTRUCTIONS, humanise
+from clef_core.tasks import INTENT, INTENT_INSTRUCTIONS, OUT_OF_SCOPE, humanise
 from training.examples import Asked, Example, choice, example_of, noul, wrapped
 from training.intents import IntentData
 from training.object_records import object_record
 from training.phrases import fill, load
+from training.word_records import WordRecords
+from training.wordnet import WordNet
 
 WHICH_INTENT = (
     INTENT_INSTRUCTIONS, INTENT_INSTRUCTIONS, "What does the writer want?", "What is the request?", None,
@@ -57,12 +59,34 @@ STATEMENTS = (
 )  # fmt: skip
 
 
+URGENT = (
+    ("Is it urgent?", True), ("Must we act at once?", True), ("Is this an emergency?", True),
+    ("Should somebody look at this today?", True), ("Can it wait?", False), ("Is there plenty of time?", False),
+)  # fmt: skip
+PLEASED = (
+    ("Is the writer happy?", "positive"), ("Is it praise?", "positive"), ("Does the writer like it?", "positive"),
+    ("Is the writer unhappy?", "negative"), ("Is it a complaint?", "negative"), ("Is the text negative?", "negative"),
+    ("Is the review positive?", "positive"), ("Is the customer annoyed?", "negative"),
+)  # fmt: skip
+FELT = ("The {subject} was {adjective}.", "I found the {subject} {adjective}.", "The {subject} is {adjective}!",
+        "{subject} {adjective}, {subject2} {adjective2}.", "I {verb} the {subject}.", "We {verb} this {subject}.",
+        "Honestly, the {subject} was {adjective} and the {subject2} {adjective2}.", "The {subject}: {adjective}.",
+        "My sister says the {subject} is {adjective}.", "All of us {verb} the {subject}.")  # fmt: skip
+URGENT_TEAMS = ("emergency", "security", "police", "fraud", "guards", "operations", "vet", "electricians")
+"""Teams whose messages are urgent by themselves."""
+
+OUT_OF_SCOPE_SHARE = 0.12
+"""Texts of no intent among those of a data set that has such: more than its training split's, as in real use."""
+
+
 class Generator:
     """Draws examples. `max_options` bounds the options of a choice; training lets it grow."""
 
-    def __init__(self, intent_data: Sequence[IntentData], seed: int | str) -> None:
+    def __init__(self, intent_data: Sequence[IntentData], wordnet: WordNet, seed: int | str) -> None:
         self.intent_data = intent_data
         self.rng = random.Random(seed)
+        self.words = WordRecords(wordnet, self.rng)
+        self._unrelated = {data.name: [row for row in data.train if row[1] == OUT_OF_SCOPE] for data in intent_data}
 
     def draw(self, max_options: int, own_share: float) -> Example:
         """One record: with `own_share` of a kind of our own, else an intent of the data sets."""
@@ -70,15 +94,31 @@ class Generator:
 
     def draw_own(self, max_options: int) -> Example:
         kinds: dict[Callable[[int], Example], float] = {
-            self.intent_statement: 1.5, self.support: 3, self.topic: 1.2, self.mood: 1.2, self.urgency: 1.4,
-            self.fact: 3.5, self.object: 1.2,
+            self.intent_statement: 1.5, self.support: 2.6, self.organisation: 1.6, self.topic: 1.4, self.mood: 1.8,
+            self.urgency: 1.6, self.fact: 2.8, self.object: 1.0, self.words.word: 0.8, self.words.kind: 1.0,
+            self.words.field: 1.2, self.words.about: 1.2, self.words.stated: 1.8,
         }  # fmt: skip
         (kind,) = self.rng.choices(list(kinds), list(kinds.values()))
         return kind(max_options)
 
     def intent(self, max_options: int) -> Example:
-        data = self.rng.choice(self.intent_data)
-        return self.intent_among(data, self.rng.choice(data.train), self.rng.randint(2, max(2, max_options)))
+        data = self.intent_source()
+        return self.intent_among(data, self.intent_row(data), self.rng.randint(2, max(2, max_options)))
+
+    def intent_source(self) -> IntentData:
+        """A data set, the more often the more labels it has."""
+        (data,) = self.rng.choices(self.intent_data, [len(data.labels) for data in self.intent_data])
+        return data
+
+    def intent_row(self, data: IntentData) -> tuple[str, str]:
+        """A text of its training split with its label, or a question of ours that has none of its intents."""
+        rng = self.rng
+        if not self._unrelated[data.name] or rng.random() >= OUT_OF_SCOPE_SHARE:
+            return rng.choice(data.train)
+        if rng.random() < 0.6:
+            return rng.choice(self._unrelated[data.name])
+        first, second = rng.sample(self.words.nouns, 2)
+        return fill(rng.choice(load("unrelated")), rng, {"noun": first, "noun2": second}), OUT_OF_SCOPE
 
     def intent_among(self, data: IntentData, row: tuple[str, str], num_options: int) -> Example:
         """The label of a text among drawn others; with every label shown, the benchmark's own question."""
@@ -121,7 +161,7 @@ class Generator:
         urgency, mood = intent["urgency"], intent["mood"]
         if urgency < 2 and rng.random() < 0.5:
             urgency = rng.randrange(3)
-            parts.append(rng.choice(load("urgency")[str(urgency)]).format(weekday=rng.choice(load("slots")["weekday"])))
+            parts.append(self._deadline(urgency))
         elif urgency == 2 and rng.random() < 0.4:
             parts.append(rng.choice(load("urgency")["2"]))
         if mood == "negative" and rng.random() < 0.3:
@@ -134,10 +174,41 @@ class Generator:
             "intent": self._support_intent(name, max_options),
         }
         kept = {id: asked[id] for id in rng.sample(list(asked), rng.choice((1, 1, 2, 3)))}
+        if rng.random() < 0.15:
+            kept["is_urgent"] = self._is_urgent(urgency) if urgency != 1 else self._urgency(urgency)
         if asks_outage:
             question = rng.choice(load("facts")[0]["questions"])
             kept[self._id("outage")] = noul(question, is_true=name == "report_outage")
         return example_of(wrapped(" ".join(parts), rng), kept, rng)
+
+    def organisation(self, max_options: int) -> Example:
+        """A message to a zoo, a school or the like, and which of its teams should see to it."""
+        rng = self.rng
+        organisations: Mapping[str, Mapping[str, tuple[str, Sequence[str]]]] = load("organisations")
+        name = rng.choice(list(organisations))
+        teams = {team: value[0] for team, value in organisations[name].items()}
+        others = {
+            team: value[0]
+            for one in rng.sample(list(organisations), 3) if one != name
+            for team, value in organisations[one].items() if rng.random() < 0.3 and team not in teams
+        }  # fmt: skip
+        right = rng.choice(list(teams))
+        names = [team for team in teams if team != right]
+        wrong = rng.sample(names, rng.randint(1, min(len(names), max(1, max_options - 1))))
+        if max_options > 8 and rng.random() < 0.4:
+            wrong += others
+        text = rng.choice(organisations[name][right][1])
+        if rng.random() < 0.3:
+            urgency = 2 if right in URGENT_TEAMS else rng.randrange(3)
+            asked = {self._id("urgency"): self._urgency(urgency)}
+            text = f"{text} {self._deadline(urgency)}"
+        else:
+            asked = {}
+        asked[self._id("team")] = choice(right, wrong, {**teams, **others}, rng.choice(WHICH_TEAM), rng)
+        if rng.random() < 0.2:
+            named = rng.choice([right, rng.choice(names)])
+            asked["is_for"] = noul(f"Is this for the team {humanise(named)}?", is_true=named == right)
+        return example_of(wrapped(text, rng), asked, rng)
 
     def topic(self, max_options: int) -> Example:
         rng = self.rng
@@ -156,8 +227,15 @@ class Generator:
         rng = self.rng
         moods = load("moods")
         mood = rng.choice(list(moods))
-        text = " ".join(fill(sentence, rng) for sentence in rng.sample(moods[mood], rng.choice((1, 1, 2, 3))))
-        if rng.random() < 0.3:
+        sentences = [self._feeling(mood) if rng.random() < 0.6 else fill(rng.choice(moods[mood]), rng)
+                     for _ in range(rng.choice((1, 1, 2, 3)))]  # fmt: skip
+        text = " ".join(dict.fromkeys(sentences))
+        if mood != "neutral" and rng.random() < 0.15:
+            text = f"{self._feeling('neutral')} {text}"
+        if rng.random() < 0.25:
+            question, true_of = rng.choice(PLEASED)
+            asked = noul(question, is_true=mood == true_of)
+        elif rng.random() < 0.3:
             scale = rng.choice(MOOD_SCALES)
             level = ("negative", "neutral", "positive").index(mood)
             asked = _score(scale, level, rng.choice(WHICH_MOOD), is_reversed=rng.random() < 0.2)
@@ -176,8 +254,10 @@ class Generator:
             topic = rng.choice(list(load("topics").values()))
             calm = [one for one in load("intents").values() if one["urgency"] < 2]
             body = rng.choice((topic, rng.choice(calm)))["sentences"]
-            phrase = rng.choice(load("urgency")[str(level)])
-            parts = rng.sample([fill(rng.choice(body), rng), fill(phrase, rng)], 2)
+            if rng.random() < 0.4:
+                teams = rng.choice(list(load("organisations").values()))
+                body = teams[rng.choice([team for team in teams if team not in URGENT_TEAMS])][1]
+            parts = rng.sample([fill(rng.choice(body), rng), self._deadline(level)], 2)
         return example_of(wrapped(" ".join(parts), rng), {self._id("urgency"): self._urgency(level)}, rng)
 
     def fact(self, _: int) -> Example:
@@ -199,6 +279,26 @@ class Generator:
 
     def object(self, _: int) -> Example:
         return object_record(self.rng)
+
+    def _feeling(self, mood: str) -> str:
+        """A sentence that praises, blames or does neither."""
+        rng = self.rng
+        feelings = load("feelings")
+        if rng.random() < 0.3:
+            return str(rng.choice(feelings[mood]["remarks"]))
+        (subject, subject2), (adjective, adjective2) = (
+            rng.sample(words, 2) for words in (feelings["subjects"], feelings[mood]["adjectives"])
+        )
+        words = {"subject": subject, "subject2": subject2, "adjective": adjective, "adjective2": adjective2,
+                 "verb": rng.choice(feelings[mood]["verbs"])}  # fmt: skip
+        return fill(rng.choice(FELT), rng, words)
+
+    def _deadline(self, level: int) -> str:
+        return fill(self.rng.choice(load(self.rng.choice(("urgency", "deadlines")))[str(level)]), self.rng)
+
+    def _is_urgent(self, level: int) -> Asked:
+        question, is_plain = self.rng.choice(URGENT)
+        return noul(question, is_true=(level == 2) == is_plain)
 
     def _id(self, kind: str) -> str:
         return self.rng.choice(IDS[kind])
@@ -225,7 +325,7 @@ class Generator:
         scale = self.rng.choice(URGENCY_SCALES)
         instructions = self.rng.choice(HOW_URGENT)
         if level != 1 and self.rng.random() < 0.2:
-            return noul(self.rng.choice(("Is it urgent?", "Must we act at once?")), is_true=level == 2)
+            return self._is_urgent(level)
         return _score(scale, level, instructions, is_reversed=self.rng.random() < 0.1)
 
 

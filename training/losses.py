@@ -69,6 +69,13 @@ def question_loss(logits: Tensor, inputs: HeadInputs, targets: Tensor) -> tuple[
     return loss, ((best == targets) & mask).sum() / mask.sum()
 
 
+def question_summaries(normed: Tensor, targets: SummaryTargets) -> Tensor:
+    """(R, D): means of `normed` (B, T, D) over the spans."""
+    return torch.stack(
+        [normed[row, start:end].mean(0) for row, (start, end) in zip(targets.rows, targets.spans, strict=True)]
+    )
+
+
 def summary_loss(normed: Tensor, targets: SummaryTargets, matrix: Tensor, scale: Tensor) -> Tensor:
     """Mean smoothed cross-entropy of the right options, told from summaries of the state alone.
 
@@ -83,9 +90,7 @@ def summary_loss(normed: Tensor, targets: SummaryTargets, matrix: Tensor, scale:
     offsets = torch.tensor([0, *(len(ids) for ids in targets.bags[:-1])]).cumsum(0)
     bags = F.embedding_bag(torch.tensor([id for ids in targets.bags for id in ids]), matrix, offsets, mode="mean")
     bags = F.normalize(bags, dim=-1)
-    question = torch.stack(
-        [normed[row, start:end].mean(0) for row, (start, end) in zip(targets.rows, targets.spans, strict=True)]
-    )
+    question = question_summaries(normed, targets)
     summaries = [question]
     if targets.lengths is not None:
         summaries.append(question + normed[targets.rows, targets.lengths - 1])

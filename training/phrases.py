@@ -21,7 +21,13 @@ def load(name: str) -> Any:
 def fill(template: str, rng: random.Random, chosen: dict[str, str] | None = None) -> str:
     """Fill the slots of a template. `chosen` remembers the words, so that sentences of one record agree."""
     chosen = {} if chosen is None else chosen
-    return _SLOT.sub(lambda match: chosen.setdefault(match[1], _word(match[1], rng)), template)
+
+    def word(match: re.Match[str]) -> str:
+        if match[1] not in chosen:
+            chosen[match[1]] = _word(match[1], rng)
+        return chosen[match[1]]
+
+    return _SLOT.sub(word, template)
 
 
 def _word(slot: str, rng: random.Random) -> str:

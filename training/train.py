@@ -1,6 +1,6 @@
 """Train clef-nano.
 
-    python -m training.train --data ../shared/data --work DIR [--steps 3000] [--seed 0]
+    python -m training.train --data ../shared/data --work DIR [--steps 2800] [--wordnet DIR] [--seed 0]
 
 Seeded and resumable: DIR holds `state.pt` (written every few minutes) and `log.jsonl`, and the same command goes on
 where it stopped; with other `--steps` the schedule is stretched or cut. A CPU is enough. At the end the temperature is
@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from clef_core.delta_rule import installed
 from clef_core.encoding import Encoder
 from clef_core.joint_head import HeadInputs
-from clef_core.schema import Json
 from clef_core.tasks import humanise
-from clef_core.tokens import ImageLimits, PromptTokenizer, render_value
+from clef_core.tokens import ImageLimits, PromptTokenizer
 from training.architecture import HIDDEN, MERGE, PATCH, make_model, make_processor, write_release
-from training.batches import Batches, TrainingBatch
+from training.batches import Batches, TrainingBatch, option_ids
 from training.calibration import best_temperature, fold_temperature
-from training.delta_rule import delta_rule
-from training.embeddings import initial_embeddings
+from training.delta_rule import trainable_layers
+from training.embeddings import SentenceEncoder
 from training.generator import Generator
 from training.intents import IntentData, read_banking77, read_clinc150
 from training.losses import question_loss
@@ -39,14 +37,24 @@ from training.phrases import all_texts
 from training.pictures import Pictures
 from training.trainee import StepResult, Trainee, learning_rate
 from training.vocabulary import MAX_OPTIONS, train_tokenizer
+from training.wordnet import FOLDER, WordNet, read_wordnet
 from training.words import common_words
 
-DEFAULT_STEPS = 3_000
+DEFAULT_STEPS = 2_800
 MAX_TOKENS = 4_096
 SAVE_EVERY_STEPS = 150
 LOG_EVERY_STEPS = 50
-EVALUATE_EVERY_STEPS = 400
+EVALUATE_EVERY_STEPS = 700
 NUM_HELD_OUT = 64
+
+
+@dataclass(frozen=True)
+class Start:
+    """The tokenizer, its tokens' first embeddings (vocabulary, HIDDEN), and what texts mean (texts, HIDDEN)."""
+
+    tokenizer: Tokenizer
+    embeddings: Tensor
+    meanings: Callable[[Sequence[str]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -59,28 +67,37 @@ class Laboratory:
     held_out: Mapping[str, Sequence[TrainingBatch]]
 
 
-def prepare(data: Path, tokenizer_file: Path, seed: int) -> Laboratory:
+def prepare(data: Path, wordnet_folder: Path, tokenizer_file: Path, seed: int) -> Laboratory:
     """Read the data, train the tokenizer where the file is missing, and build a model with fresh weights."""
+    wordnet = read_wordnet(wordnet_folder)
     intent_data = [read_banking77(data, seed), read_clinc150(data, seed)]
     if not tokenizer_file.is_file():
-        make_tokenizer(intent_data, common_words()).save(str(tokenizer_file))
+        make_tokenizer(intent_data, [*glosses(wordnet), *common_words()]).save(str(tokenizer_file))
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    return build(intent_data, tokenizer, initial_embeddings(tokenizer, HIDDEN, seed), seed, NUM_HELD_OUT)
+    sentences = SentenceEncoder(tokenizer, HIDDEN)
+    start = Start(tokenizer, sentences.token_embeddings(seed), sentences.meanings)
+    return build(intent_data, wordnet, start, seed, NUM_HELD_OUT)
+
+
+def glosses(wordnet: WordNet) -> list[str]:
+    return [text for sense in wordnet.senses for text in (sense.gloss, *sense.words)]
 
 
 def build(
-    intent_data: Sequence[IntentData], tokenizer: Tokenizer, embeddings: Tensor, seed: int, num_held_out: int
+    intent_data: Sequence[IntentData], wordnet: WordNet, start: Start, seed: int, num_held_out: int
 ) -> Laboratory:
-    """A laboratory whose streams and weights `seed` decides; tokens start as `embeddings` (vocabulary, HIDDEN)."""
+    """A laboratory whose streams and weights `seed` decides."""
+    tokenizer = start.tokenizer
     processor = make_processor(tokenizer)
     size = processor.image_processor.size
     limits = ImageLimits(PATCH, MERGE, size["shortest_edge"], size["longest_edge"])
     prompts = PromptTokenizer(tokenizer.to_str(), limits)
-    backbone, head = make_model(tokenizer, embeddings, seed)
+    backbone, head = make_model(tokenizer, start.embeddings, seed)
     encoder = Encoder(prompts, processor, MAX_TOKENS)
     pools = label_pools(intent_data, prompts)
-    batches = Batches(Generator(intent_data, seed), Pictures(seed), encoder, pools)
-    return Laboratory(Trainee(backbone, head), batches, tokenizer, held_out_batches(batches, intent_data, num_held_out))
+    batches = Batches(Generator(intent_data, wordnet, seed), Pictures(seed), encoder, pools, start.meanings)
+    held_out = held_out_batches(batches, intent_data, num_held_out)
+    return Laboratory(Trainee(backbone, head), batches, tokenizer, held_out)
 
 
 def make_tokenizer(intent_data: Sequence[IntentData], words: Sequence[str]) -> Tokenizer:
@@ -94,26 +111,34 @@ def make_tokenizer(intent_data: Sequence[IntentData], words: Sequence[str]) -> T
 def label_pools(data: Sequence[IntentData], tokenizer: PromptTokenizer) -> dict[str, dict[str, tuple[int, ...]]]:
     """Per data set its labels, each with the token ids of its option."""
 
-    def option_ids(label: str) -> tuple[int, ...]:
-        shown: dict[str, Json] = {"option_id": label, "description": humanise(label)}
-        return tokenizer.encode_text(render_value(shown))
-
-    return {one.name: {label: option_ids(label) for label in one.labels} for one in data}
+    return {one.name: {label: option_ids(label, tokenizer) for label in one.labels} for one in data}
 
 
 def held_out_batches(
     batches: Batches, intent_data: Sequence[IntentData], num: int
 ) -> dict[str, Sequence[TrainingBatch]]:
     """Held-out texts with 5 and with all labels, and records and pictures of ours from other seeds."""
-    generator, pictures = Generator(intent_data, "held-out"), Pictures("held-out")
+    wordnet = batches.generator.words.wordnet
+    generator, pictures = Generator(intent_data, wordnet, "held-out"), Pictures("held-out")
     result: dict[str, Sequence[TrainingBatch]] = {}
     for data in intent_data:
         for name, num_options in (("5", 5), ("all", len(data.labels))):
             rows = data.held_out[:num]
             examples = [generator.intent_among(data, row, num_options) for row in rows]
             result[f"{data.name}_{name}"] = batches.cut(examples)
-    kinds = (generator.support, generator.topic, generator.mood, generator.urgency, generator.fact, generator.object)
+    kinds = (
+        generator.support,
+        generator.organisation,
+        generator.topic,
+        generator.mood,
+        generator.urgency,
+        generator.fact,
+        generator.object,
+    )
     result["own"] = batches.cut([kind(8) for _ in range(num // 4) for kind in kinds])
+    words = generator.words
+    general = (words.word, words.kind, words.field, words.about, words.stated)
+    result["words"] = batches.cut([kind(8) for _ in range(num // 4) for kind in general])
     result["pictures"] = [batches.batch([pictures.draw() for _ in range(8)]) for _ in range(max(1, num // 8))]
     return result
 
@@ -199,14 +224,15 @@ def _means(results: Sequence[StepResult]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with banking77/ and clinc150/")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder with WordNet's data.noun and so on")
     parser.add_argument("--work", type=Path, required=True, help="folder for state, log and release")
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
-    lab = prepare(arguments.data, work / "tokenizer.json", arguments.seed)
-    with installed(delta_rule):
+    lab = prepare(arguments.data, arguments.wordnet, work / "tokenizer.json", arguments.seed)
+    with trainable_layers():
         train(lab, work, arguments.steps)
         print(finish(lab, work))
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGeneration
 
 from clef_core.encoding import collate
 from clef_core.joint_head import MAX_LOGIT_SCALE, HeadInputs, JointHead
 from training.batches import Batches, SummaryBatch, TrainingBatch
-from training.losses import SummaryTargets, question_loss, summary_loss
+from training.losses import SummaryTargets, question_loss, question_summaries, summary_loss
 
 LEARNING_RATE = 1.5e-3
 EMBEDDING_RATE = 0.3
@@ -23,6 +24,7 @@ WARM_UP_STEPS = 60
 LAST_SHARE = 0.02
 WEIGHT_DECAY = 0.01
 SUMMARY_WEIGHT = 0.7
+MEANING_WEIGHT = 3.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Trainee:
                     **collated.pixels,
                 )
             hidden = output.last_hidden_state
-            logits = self.head(hidden, self.backbone.lm_head.weight[collated.input_ids], inputs)
+            logits = self.head(hidden, F.embedding(collated.input_ids, self.backbone.lm_head.weight), inputs)
         return hidden, logits.float(), inputs
 
     def step(self, batch: TrainingBatch | SummaryBatch, rate: float) -> StepResult:
@@ -89,7 +91,12 @@ class Trainee:
         with torch.autocast("cpu", torch.bfloat16):
             model = self.backbone.model.language_model
             output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
-        loss = self._summary_loss(output.last_hidden_state, batch.summary_targets)
+        hidden, targets = output.last_hidden_state, batch.summary_targets
+        loss = self._summary_loss(hidden, targets)
+        if batch.meanings is not None:
+            normed = self.head.hidden_norm(hidden.float())
+            distance = 1 - F.cosine_similarity(question_summaries(normed, targets), batch.meanings, dim=-1)
+            loss = loss + MEANING_WEIGHT * distance.mean()
         return torch.zeros(()), loss, torch.tensor(torch.nan)
 
     def _summary_loss(self, hidden: Tensor, targets: SummaryTargets) -> Tensor:

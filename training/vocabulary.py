@@ -1,4 +1,4 @@
-"""The tokenizer of clef-nano: 12,288 tokens, learned from the texts of training, with the prompt's fixed pieces added.
+"""The tokenizer of clef-nano: 15,360 tokens, learned from the texts of training, with the prompt's fixed pieces added.
 
 The fixed pieces halve the sequences. They are ordinary vocabulary; only tokens of the form `<…>` are control tokens,
 and none of the pieces contains one, so a user's text cannot stand for a turn of its own.
@@ -12,7 +12,7 @@ from tokenizers.normalizers import NFC
 from clef_core.schema import NOUL_DESCRIPTIONS
 from clef_core.tokens import ALLOWED, END_FIELD, SCHEMA, SYSTEM
 
-VOCABULARY = 12_288
+VOCABULARY = 15_360
 MAX_OPTIONS = 255
 CONTROL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",

@@ -5,7 +5,7 @@ They are the whole words of all-MiniLM-L6-v2's vocabulary (Apache-2.0), commones
 
 from training.embeddings import minilm_folder
 
-NUM_WORDS = 7_000
+NUM_WORDS = 10_000
 REPEATS = 3
 """How often each counts beside the training texts: a word must be met as often as its pieces to become a token."""
 
