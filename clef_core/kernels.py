@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clef_core import int8, mxfp4
+from clef_core import fp8, int8, mxfp4
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class Kernels:
     finish: Callable[[Tensor, Tensor, Tensor, Tensor], None] = int8.finish
     finish_checked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = int8.finish_checked
     finish_far: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = int8.finish_far
+    place_rows: Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]] = fp8.place_rows
+    fp8_values: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor] = fp8.fp8_values
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """As `mxfp4.fake_quantize`."""
@@ -47,12 +49,18 @@ class Kernels:
 PLAIN = Kernels()
 
 
-def compiled_kernels(dtype: torch.dtype, device: torch.device, kernel: int8.Int8Kernel | None) -> Kernels:
+def compiled_kernels(
+    dtype: torch.dtype,
+    device: torch.device,
+    kernel: int8.Int8Kernel | None = None,
+    fp8_dtype: torch.dtype | None = None,
+) -> Kernels:
     """Compile the steps and try them, so that no request waits for a compiler.
 
     Args:
         dtype, device: of what goes through the linears.
-        kernel: the INT8 product to try; None tries the rounding alone.
+        kernel: the INT8 product to try.
+        fp8_dtype: the FP8 format to try; without either, the rounding alone is tried.
 
     Returns:
         the compiled steps, or the plain ones where they cannot be compiled (the log says why).
@@ -64,7 +72,7 @@ def compiled_kernels(dtype: torch.dtype, device: torch.device, kernel: int8.Int8
     compiled = Kernels(**{field.name: _compiled(getattr(PLAIN, field.name)) for field in fields(Kernels)})
     try:
         with torch.inference_mode():
-            _try(compiled, dtype, device, kernel)
+            _try(compiled, dtype, device, kernel, fp8_dtype)
     except Exception as error:  # noqa: BLE001  a compiler fails in many ways, and plain torch always works
         logger.warning("the MXFP4 steps run unfused: torch.compile failed: %s", str(error).split("\n")[0])
         return PLAIN
@@ -83,12 +91,21 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _try(kernels: Kernels, dtype: torch.dtype, device: torch.device, kernel: int8.Int8Kernel | None) -> None:
+def _try(
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernel: int8.Int8Kernel | None,
+    fp8_dtype: torch.dtype | None,
+) -> None:
     """Run every step on values that need each of them, and compare with the plain ones: compilers have bugs too."""
     rows, features = WARM_UP_SHAPE
     x = torch.randn(rows, features, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     x[::2, : mxfp4.BLOCK] *= 2**-6
     _compare(kernels.fake_quantize(x), PLAIN.fake_quantize(x))
+    if fp8_dtype is not None:
+        compiled, plain = (fp8.split_rows(x, fp8_dtype, steps) for steps in (kernels, PLAIN))
+        _compare(compiled.decode(torch.float32), plain.decode(torch.float32))
     if kernel is None:
         return
     weight = mxfp4.fake_quantize(x[: rows // 2] * 2)
