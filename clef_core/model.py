@@ -28,7 +28,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5VisionRotaryEmbedding,
 )
 
-from clef_core import delta_rule
+from clef_core import delta_rule, gpu
 from clef_core.encoding import Batch
 from clef_core.errors import ReleaseError
 from clef_core.joint_head import JointHead, load_joint_head
@@ -133,6 +133,7 @@ def load_release(
     """
     started = time.perf_counter()
     device = torch.device(device)
+    gpu.report(device)
     files = read_release(path)
     checksum = verify_checksums(files)
     backbone = load_backbone(files, device, dtype)
