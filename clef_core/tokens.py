@@ -38,6 +38,7 @@ MAX_TOKENS = 16_384
 
 MAX_ASPECT_RATIO = 200  # the image processor refuses narrower strips
 _CACHED_PIECES = 20_000  # options and instructions recur in every row of a batch
+_CACHED_STATES = 256  # a state is counted and soon encoded, then seldom seen again
 _CACHED_CHARACTERS = 2_000
 
 QuestionType = Literal["choice", "score", "noul"]
@@ -137,6 +138,7 @@ class PromptTokenizer:
             tokenizer.normalizer = NFC()
         self._plain.encode_special_tokens = True  # special tokens in the text are ordinary characters
         self._cached_ids = lru_cache(maxsize=_CACHED_PIECES)(self._ids)
+        self._cached_state_ids = lru_cache(maxsize=_CACHED_STATES)(self._ids)
 
     @classmethod
     def from_release(cls, path: Path) -> "PromptTokenizer":
@@ -154,7 +156,8 @@ class PromptTokenizer:
         """Token ids of one piece."""
         if len(piece.text) > _CACHED_CHARACTERS:
             return self._ids(piece.text, piece.is_user)
-        return self._cached_ids(piece.text, piece.is_user)
+        cached_ids = self._cached_state_ids if piece.part == "state" else self._cached_ids
+        return cached_ids(piece.text, piece.is_user)
 
     def _ids(self, text: str, is_user: bool) -> tuple[int, ...]:
         tokenizer = self._plain if is_user else self._protocol

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from paths import GOLDEN, PROJECT, read_jsonl
@@ -166,6 +167,19 @@ def test_a_cut_never_leaves_an_empty_state():
     assert tokens_to_cut(count, 11, "end") == 4
     with pytest.raises(TooLongError):
         tokens_to_cut(count, 10, "end")
+
+
+def test_counting_many_states_remembers_few_of_them(tokenizer):
+    def count(first, last):
+        for number in range(first, last):
+            tokenizer.count(request(f"order {number} was charged twice, please send one payment back " * 10))
+
+    count(0, 500)
+    tracemalloc.start()
+    count(500, 2_000)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 4_000_000  # the last 256 take 2.0 MB, in the place of others; all 1,500 would take 11.8 MB
 
 
 def test_a_release_without_tokenizer_is_named(tmp_path):
