@@ -259,6 +259,7 @@ def test_the_bell_knows_which_rows_it_was_rung_for(submitter: Submitter) -> None
     bell.ring("bf16", range(100), at_front=False)
     bell.ring("bf16", [200, 201], at_front=True, alone=True)
     assert bell.rung_rows("bf16") == {*range(100), 200, 201}
+    assert bell.rung_rows("bf16", among={70, 200, 300}) == {70, 200}
     assert bells(submitter, "bf16")[0] in ([200], [201])
     queue = queue_of(submitter.redis, "bf16")
     queue.remove(queue.job_ids[-1])

@@ -5,7 +5,8 @@ imported or unpickled. What surprises: ringing does not raise when Redis is away
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import redis
@@ -19,8 +20,10 @@ from db.views import PRIORITY_SINGLE, WaitingRow
 logger = logging.getLogger(__name__)
 
 ROWS_PER_JOB = 64
+JOBS_PER_FETCH = 256
 HANDLER = "decide_rows"
 FAILURE_TTL_S = 3600
+MAX_ROW_ID = 2**63 - 1
 NO_TIMEOUT = -1
 """Of RQ. The time limit is the worker's own watchdog, which also ends a native call that hangs."""
 
@@ -50,7 +53,7 @@ class Bell:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._rows_of_job: dict[str, frozenset[int]] = {}
+        self._rows_of_job: dict[str, array[int]] = {}
 
     def ring(self, variant: str, decision_ids: Sequence[int], *, at_front: bool, alone: bool = False) -> bool:
         """Enqueue jobs of up to 64 rows each, or of one row each. False when Redis cannot be reached."""
@@ -83,8 +86,10 @@ class Bell:
         for (variant, at_front, alone), decision_ids in groups.items():
             self.ring(variant, decision_ids, at_front=at_front, alone=alone)
 
-    def rung_rows(self, variant: str) -> set[int]:
-        """The rows named by jobs that wait in the queue. What a job names is remembered, so this stays cheap.
+    def rung_rows(self, variant: str, among: Collection[int] | None = None) -> set[int]:
+        """The rows named by jobs that wait in the queue, all or those of `among`.
+
+        What a job names is remembered, so this stays cheap, and in eight bytes a row, so a million may wait.
 
         Raises:
             redis.RedisError: Redis cannot be reached.
@@ -93,16 +98,19 @@ class Bell:
         job_ids: list[str] = queue.get_job_ids()
         known = {job_id: self._rows_of_job[job_id] for job_id in job_ids if job_id in self._rows_of_job}
         unknown = [job_id for job_id in job_ids if job_id not in known]
-        jobs: list[Any] = BellJob.fetch_many(unknown, connection=self._client, serializer=JSONSerializer)
-        known |= {job.id: _rows_named(job) for job in jobs if job is not None}
+        for at in range(0, len(unknown), JOBS_PER_FETCH):
+            some = unknown[at : at + JOBS_PER_FETCH]
+            jobs: list[Any] = BellJob.fetch_many(some, connection=self._client, serializer=JSONSerializer)
+            known |= {job.id: _rows_named(job) for job in jobs if job is not None}
         self._rows_of_job = known
-        return set().union(*known.values())
+        return {row for rows in known.values() for row in rows if among is None or row in among}
 
 
-def _rows_named(job: Any) -> frozenset[int]:
+def _rows_named(job: Any) -> "array[int]":
     """The rows of a job; none where somebody else wrote the job."""
     try:
         rows = job.args[0] if job.args else []
     except DeserializationError:
-        return frozenset()
-    return frozenset(row for row in rows if isinstance(row, int)) if isinstance(rows, list) else frozenset()
+        rows = []
+    named = rows if isinstance(rows, list) else []
+    return array("q", [row for row in named if isinstance(row, int) and 0 <= row <= MAX_ROW_ID])

@@ -57,7 +57,7 @@ class Sweeper:
             waiting = store.waiting_rows(session, variant, limit=MAX_ROWS_PER_SWEEP)
         if not waiting:
             return
-        rung = bell.rung_rows(variant)
+        rung = bell.rung_rows(variant, among={row.decision_id for row in waiting})
         missing = [row for row in waiting if row.decision_id not in rung]
         if missing:
             logger.info("%s: ringing for %d rows without a bell", variant, len(missing))
