@@ -6,18 +6,20 @@ silent loses its claims to the sweeper, which counts the crash. Rows that were i
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, exists, func, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, exists, func, select, update
 from sqlalchemy.orm import Session
 
-from db.models import Batch, Comparison, Decision, QuestionSet, Request, Worker
+from db.models import Base, Batch, Comparison, Decision, QuestionSet, Request, Worker
 from db.store_batches import finish_batches
 from db.store_requests import now_utc, request_view
 from db.views import PRIORITY_SINGLE, ClaimedRow, NewResult, WaitingRow
 
 SILENT_S = 15.0
 MAX_CRASHES = 3
+_DECISIONS = Base.metadata.tables[Decision.__tablename__]
 
 
 def claim_rows(session: Session, decision_ids: Sequence[int], *, owner: str, token: str) -> list[ClaimedRow]:
@@ -36,13 +38,7 @@ def claim_waiting_singles(session: Session, variant: str, *, limit: int, owner: 
 
 def has_waiting_singles(session: Session, variant: str) -> bool:
     """Whether `claim_waiting_singles` would find one; needs no write lock."""
-    waiting = exists().where(
-        Decision.variant == variant,
-        Decision.status == "queued",
-        Decision.priority == PRIORITY_SINGLE,
-        Decision.crashes == 0,
-    )
-    return bool(session.scalar(select(waiting)))
+    return bool(session.scalar(_waiting_single(), {"variant": variant}))
 
 
 def save_results(session: Session, token: str, run_id: int | None, results: Sequence[NewResult]) -> list[int]:
@@ -52,34 +48,37 @@ def save_results(session: Session, token: str, run_id: int | None, results: Sequ
         the ids that were saved. A row missing here was taken from this worker, and its result is dropped.
     """
     now = now_utc()
-    saved = []
-    batch_ids = set()
-    for result in results:
-        row = session.execute(
-            update(Decision)
-            .where(Decision.id == result.decision_id, Decision.claim_token == token, Decision.status == "running")
-            .values(
-                status="failed" if result.error else "done",
-                run_id=run_id,
-                log_probs=result.log_probs,
-                answers=result.answers,
-                input_tokens=result.input_tokens,
-                truncated_tokens=result.truncated_tokens,
-                latency_ms=result.latency_ms,
-                copied_from_id=result.copied_from_id,
-                error=list(result.error) or None,
-                finished_at=now,
-                claim_owner=None,
-                claim_token=None,
-            )
-            .returning(Decision.id, Decision.batch_id)
-        ).one_or_none()
-        if row is not None:
-            saved.append(row.id)
-            if row.batch_id is not None:
-                batch_ids.add(row.batch_id)
-    finish_batches(session, batch_ids)
-    return saved
+    mine = session.execute(
+        select(Decision.id, Decision.batch_id)
+        .where(_is_held(token), Decision.id.in_([result.decision_id for result in results]))
+        .order_by(Decision.id)
+        .with_for_update()
+    )
+    held = {decision_id: batch_id for decision_id, batch_id in mine}
+    values = [
+        {
+            "of_id": result.decision_id,
+            "status": "failed" if result.error else "done",
+            "run_id": run_id,
+            "log_probs": result.log_probs,
+            "answers": result.answers,
+            "input_tokens": result.input_tokens,
+            "truncated_tokens": result.truncated_tokens,
+            "latency_ms": result.latency_ms,
+            "copied_from_id": result.copied_from_id,
+            "error": list(result.error) or None,
+            "finished_at": now,
+            "claim_owner": None,
+            "claim_token": None,
+        }
+        for result in results
+        if result.decision_id in held
+    ]
+    if values:
+        # One statement run for all of them, without the ORM: a micro-batch waits for this.
+        session.connection().execute(update(_DECISIONS).where(_DECISIONS.c.id == bindparam("of_id")), values)
+    finish_batches(session, {batch_id for batch_id in held.values() if batch_id is not None})
+    return [value["of_id"] for value in values]
 
 
 def release_claims(session: Session, token: str, *, crash: str | None = None) -> list[WaitingRow]:
@@ -87,13 +86,14 @@ def release_claims(session: Session, token: str, *, crash: str | None = None) ->
 
     `crash` says what went wrong while the rows were computed, and counts as a crash; without it none is counted.
     """
+    if not session.scalar(select(exists().where(_is_held(token)))):
+        return []  # as after every job that was done to its end
     return _give_back(session, Decision.claim_token == token, crash)
 
 
 def cancelled_claims(session: Session, token: str) -> set[int]:
     """Which rows held with this token belong to a batch or a comparison that was asked to stop."""
-    held = (Decision.claim_token == token) & (Decision.status == "running")
-    return set(session.scalars(select(Decision.id).where(held, _is_cancelled())))
+    return set(session.scalars(_cancelled_claims(), {"token": token}))
 
 
 def find_twins(session: Session, batch_id: int, run_id: int, digests: Sequence[str]) -> dict[str, NewResult]:
@@ -194,28 +194,53 @@ def _claim(
         .returning(Decision.id)
         .execution_options(synchronize_session=False)
     ).all()
+    facts = (Decision.id, Decision.variant, Decision.batching, Decision.comparison_id, Decision.side)
     rows = session.execute(
-        select(Decision, Request, QuestionSet.questions)
+        select(*facts, Decision.priority, Decision.attempts, Decision.crashes, Request)
         .join(Request, Decision.request_id == Request.id)
-        .join(QuestionSet, Request.question_set_id == QuestionSet.id)
         .where(Decision.id.in_(claimed))
         .order_by(Decision.id)
-    )
+    ).all()
+    # Read once, not with every row: a batch has many rows and few question sets.
+    set_ids = {row.Request.question_set_id for row in rows}
+    asked = session.execute(select(QuestionSet.id, QuestionSet.questions).where(QuestionSet.id.in_(set_ids)))
+    questions = {set_id: value for set_id, value in asked}
     return [
         ClaimedRow(
-            decision_id=decision.id,
-            variant=decision.variant,
-            batching=decision.batching,
-            comparison_id=decision.comparison_id,
-            side=decision.side,
-            priority=decision.priority,
-            attempts=decision.attempts,
-            crashes=decision.crashes,
-            digest=request.digest,
-            request=request_view(request, questions),
+            decision_id=row.id,
+            variant=row.variant,
+            batching=row.batching,
+            comparison_id=row.comparison_id,
+            side=row.side,
+            priority=row.priority,
+            attempts=row.attempts,
+            crashes=row.crashes,
+            digest=row.Request.digest,
+            request=request_view(row.Request, questions[row.Request.question_set_id]),
         )
-        for decision, request, questions in rows
+        for row in rows
     ]
+
+
+@cache
+def _cancelled_claims() -> Select[tuple[int]]:
+    """Built once, as the next: they are asked after every micro-batch, and building takes longer than asking."""
+    return select(Decision.id).where(_is_held(bindparam("token")), _is_cancelled())
+
+
+@cache
+def _waiting_single() -> Select[tuple[bool]]:
+    waiting = exists().where(
+        Decision.variant == bindparam("variant"),
+        Decision.status == "queued",
+        Decision.priority == PRIORITY_SINGLE,
+        Decision.crashes == 0,
+    )
+    return select(waiting)
+
+
+def _is_held(token: str | ColumnElement[str]) -> ColumnElement[bool]:
+    return (Decision.claim_token == token) & (Decision.status == "running")
 
 
 def _is_cancelled() -> ColumnElement[bool]:

@@ -3,15 +3,17 @@
 import base64
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shutil import copy
 from typing import Any
 
 import pytest
-from lab import QUESTIONS, rows_of, settings_of, submission_of, submit_batch
+from lab import QUESTIONS, rows_of, settings_of, submission_of, submit_batch, wait_until
 from PIL import Image
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from clef_core.encoding import Record
 from clef_core.engine import Engine
@@ -26,6 +28,7 @@ from worker.submit import BatchRow, Submitter
 from worker.watchdog import Watchdog
 
 NAME = "worker-under-test"
+SAVED_S = 20
 
 
 class WatchedEngine(Engine):
@@ -205,12 +208,57 @@ def test_a_single_request_takes_other_waiting_ones_along(submitter: Submitter, j
     assert [see(submitter, one).status for one in (first, second)] == ["done", "done"]
 
 
-def test_every_micro_batch_is_saved_before_the_next(submitter: Submitter, jobs: RowJobs, engine: WatchedEngine) -> None:
+def test_every_micro_batch_is_saved_while_the_next_one_runs(
+    submitter: Submitter, jobs: RowJobs, engine: WatchedEngine
+) -> None:
     batch_id = submit_batch(submitter, ["one", "two", "three"], ["bf16"])
-    done: list[int] = []
-    engine.after_step = lambda: done.append(statuses(submitter, batch_id).count("done"))
+    started: list[int] = []
+
+    def wait_for_the_one_before() -> None:
+        wait_until(lambda: statuses(submitter, batch_id).count("done") == len(started), SAVED_S)
+        started.append(len(started))
+
+    engine.after_step = wait_for_the_one_before
     jobs.decide_rows(ids_of(submitter, batch_id))
-    assert done == [0, 1, 2]
+    assert started == [0, 1, 2]
+    assert statuses(submitter, batch_id) == ["done"] * 3
+
+
+def test_what_was_computed_before_a_crash_is_saved(
+    submitter: Submitter, jobs: RowJobs, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = submit_batch(submitter, ["one", "two"], ["bf16"])
+    steps: list[int] = []
+    save_results = store.save_results
+
+    def save_slowly(*args: Any) -> list[int]:
+        time.sleep(0.2)
+        return save_results(*args)
+
+    def fail_at_the_second() -> None:
+        steps.append(len(steps))
+        if len(steps) == 2:
+            raise RuntimeError("no")
+
+    monkeypatch.setattr("worker.jobs.store.save_results", save_slowly)
+    engine.after_step = fail_at_the_second
+    with pytest.raises(ForwardCrash):
+        jobs.decide_rows(ids_of(submitter, batch_id))
+    assert sorted(statuses(submitter, batch_id)) == ["done", "queued"]
+
+
+def test_a_save_that_fails_is_an_error_and_its_rows_wait_again(
+    submitter: Submitter, jobs: RowJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = submit_batch(submitter, ["one", "two"], ["bf16"])
+
+    def fail(*args: Any) -> list[int]:
+        raise OperationalError("UPDATE", None, Exception("disk full"))
+
+    monkeypatch.setattr("worker.jobs.store.save_results", fail)
+    with pytest.raises(OperationalError):
+        jobs.decide_rows(ids_of(submitter, batch_id))
+    assert statuses(submitter, batch_id) == ["queued", "queued"]
 
 
 def test_a_single_request_does_not_wait_behind_a_batch(
@@ -223,7 +271,9 @@ def test_a_single_request_does_not_wait_behind_a_batch(
     def after_step() -> None:
         if not asked:
             asked.append(ask(submitter, "a person waits"))
-        seen.append((see(submitter, asked[0]).status, statuses(submitter, batch_id).count("done")))
+        before = (0, 1, 1, 2)[len(seen)]  # rows of the batch computed before this step; the last is still being saved
+        wait_until(lambda: statuses(submitter, batch_id).count("done") == before, SAVED_S)
+        seen.append((see(submitter, asked[0]).status, before))
 
     engine.after_step = after_step
     jobs.decide_rows(ids_of(submitter, batch_id))

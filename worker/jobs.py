@@ -1,8 +1,8 @@
 """What a worker does with the rows that a bell names: claim, decide, save, give back.
 
-Runs in the worker process and imports torch. Knows the engine and the database, not RQ. Between micro-batches it saves,
-looks whether the batch was cancelled or the worker shall stop, and answers single requests that wait. Equal rows of a
-batch are computed once; rows of a comparison always are, each.
+Runs in the worker process and imports torch. Knows the engine and the database, not RQ. Between micro-batches it looks
+whether the batch was cancelled or the worker shall stop, and answers single requests that wait; a micro-batch is saved
+while the next one runs. Equal rows of a batch are computed once; rows of a comparison always are, each.
 
 What surprises: a forward that raises counts as a crash. The rows go back, to be tried alone, and the worker is broken:
 after a CUDA error nothing in this process can be trusted.
@@ -13,8 +13,11 @@ import logging
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import groupby
+from typing import Any
 
 from clef_core.encoding import Record
 from clef_core.engine import Decision, Engine
@@ -23,7 +26,7 @@ from clef_core.images import open_image
 from clef_core.schema import Request
 from db import store
 from db.session import Database
-from db.views import PRIORITY_BATCH, PRIORITY_SINGLE, Batching, ClaimedRow, NewResult, NewRun, Side
+from db.views import PRIORITY_BATCH, PRIORITY_SINGLE, Batching, ClaimedRow, NewResult, NewRun, RequestView, Side
 from worker.bell import ROWS_PER_JOB, Bell
 from worker.image_store import ImageStore
 from worker.watchdog import Watchdog
@@ -76,6 +79,7 @@ class RowJobs:
         self._stop = stop
         self._watchdog = watchdog
         self._run_ids: dict[_Task, int] = {}
+        self._alike: tuple[dict[str, Any], Request] | None = None
 
     def decide_rows(self, decision_ids: Sequence[int]) -> None:
         """Decide those of the rows that nobody has taken yet; with a single request also others that wait."""
@@ -114,14 +118,15 @@ class RowJobs:
     def _decide(self, task: _Task, rows: Sequence[ClaimedRow], token: str) -> None:
         run_id = self._run_id(task)
         firsts, copies = self._copy_twins(rows, run_id, token)
-        for group in self._open(firsts, run_id, token):
-            records = [record for _, record in group]
-            for finished in self._steps(task, records, token):
-                results = [_result(group[index][0], outcome) for index, outcome in finished]
-                results += [_copy_of(one, other) for one in results for other in copies[one.decision_id]]
-                self._save(token, run_id, results)
-                if not self._goes_on(token, rows):
-                    return
+        with self._saving(token, run_id) as save:
+            for group in self._open(firsts, run_id, token):
+                records = [record for _, record in group]
+                for finished in self._steps(task, records, token):
+                    results = [_result(group[index][0], outcome) for index, outcome in finished]
+                    results += [_copy_of(one, other) for one in results for other in copies[one.decision_id]]
+                    save(results)
+                    if not self._goes_on(token, rows):
+                        return
 
     def _copy_twins(
         self, rows: Sequence[ClaimedRow], run_id: int, token: str
@@ -174,16 +179,21 @@ class RowJobs:
             yield group
 
     def _record(self, row: ClaimedRow) -> Record:
-        stored = row.request
-        body = {"model": stored.asked_model, "state": stored.state, "questions": stored.questions}
-        request = Request.model_validate(body | ({"x_truncate": stored.truncate} if stored.truncate else {}))
         images = []
-        for number, sha256 in enumerate(stored.images):
+        for number, sha256 in enumerate(row.request.images):
             try:
                 images.append(open_image(self._images.get(sha256)))
             except OSError as error:
                 raise RequestError.at(("images", number), f"The stored image cannot be read: {error}") from error
-        return Record(request, images)
+        return Record(self._request(row.request), images)
+
+    def _request(self, stored: RequestView) -> Request:
+        """The stored request. It was checked when it was stored; rows that share their questions are built alike."""
+        if self._alike is None or self._alike[0] is not stored.questions:
+            body = {"model": stored.asked_model, "state": stored.state, "questions": stored.questions}
+            self._alike = stored.questions, Request.model_validate(body)
+        own = {"model": stored.asked_model, "state": stored.state, "x_truncate": stored.truncate}
+        return self._alike[1].model_copy(update=own)
 
     def _steps(
         self, task: _Task, records: Sequence[Record], token: str
@@ -199,6 +209,25 @@ class RowJobs:
             if finished is None:
                 return
             yield finished
+
+    @contextmanager
+    def _saving(self, token: str, run_id: int) -> Iterator[Callable[[Sequence[NewResult]], None]]:
+        """Yields a function that saves in a thread while the next micro-batch runs, and waits for the one before.
+
+        At the end everything is saved, also after a crash. A save that fails then is not heard of, but its rows are
+        given back next, through the same database.
+        """
+        saves: list[Future[None]] = []
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save") as executor:
+
+            def save(results: Sequence[NewResult]) -> None:
+                if saves:
+                    saves.pop().result()
+                saves.append(executor.submit(self._save, token, run_id, results))
+
+            yield save
+            if saves:
+                saves.pop().result()
 
     def _save(self, token: str, run_id: int, results: Sequence[NewResult]) -> None:
         if not results:
