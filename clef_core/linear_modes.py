@@ -3,6 +3,7 @@
 On a CPU the fastest way to multiply differs widely: with AMX, BF16 beats float32 five times over; without, it may be
 three times slower, and INT8 beats both. So products of one shape are timed once per process, in a few hundredths of a
 second. The margins are wide, because the choice moves the last bits of the answers and must not flip with the load.
+On a GPU with FP8 units their products are tried too (`clef_core.gpu_products`).
 """
 
 import logging
@@ -17,7 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clef_core import gpu
 from clef_core.errors import SettingsError
+from clef_core.gpu_products import MAX_SUM_ERROR, measure_gpu_products
 from clef_core.int8 import Int8Kernel, Int8Weight, split_rows
 from clef_core.kernels import PLAIN, compiled_kernels
 from clef_core.mxfp4 import fake_quantize
@@ -42,6 +45,9 @@ MEMORY_SHARE = 0.25
 
 INT8_BYTES_PER_WEIGHT = 1.54
 """One INT8 value beside the code and its share of a scale."""
+
+FP8_BYTES_PER_WEIGHT = 1.0
+"""Codes and scales go."""
 
 
 class Float32Linear(nn.Linear):
@@ -144,15 +150,23 @@ def _best_ms(run: Callable[[], object], num_runs: int = 5) -> float:
 def choose_mode(num_weights: int, device: torch.device, dtype: torch.dtype) -> LinearMode:
     """The mode for so many quantised weights.
 
-    INT8 on a CPU where it is clearly faster (unless the weights are few and BF16 is fast too); decoded once where
-    memory allows; else packed.
+    INT8 on a CPU, FP8 on a GPU, where it is clearly faster (on a CPU not if the weights are few and BF16 is fast too);
+    decoded once where memory allows; else packed.
     """
     room = MEMORY_SHARE * _free_bytes(device)
     if device.type == "cpu" and dtype == torch.bfloat16 and num_weights * INT8_BYTES_PER_WEIGHT <= room:
         timings = measure_products()
         if timings.is_int8_faster and (num_weights >= MIN_COMPILED_WEIGHTS or timings.is_float32_faster):
             return "int8"
-    return "expanded" if num_weights * dtype.itemsize <= room else "packed"
+    plain: LinearMode = "expanded" if num_weights * dtype.itemsize <= room else "packed"
+    if device.type == "cuda" and dtype == torch.bfloat16 and num_weights * FP8_BYTES_PER_WEIGHT <= room:
+        fp8_dtype = gpu.read_gpu(device).fp8_dtype
+        if fp8_dtype is not None:
+            products = measure_gpu_products(device, fp8_dtype)
+            plain_ms = products.expanded if plain == "expanded" else products.packed
+            if products.is_fp8_accurate and products.fp8 * CLEAR_MARGIN < plain_ms:
+                return "fp8"
+    return plain
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -165,23 +179,54 @@ def prepare_linears(model: nn.Module, mode: LinearMode, device: torch.device, dt
     """Bring every `MXFP4Linear` into a mode, sharing one `Steps`, compiled where the weights are many.
 
     Raises:
-        SettingsError: INT8 products were asked for on another device than a CPU, or on one that cannot make them.
+        SettingsError: INT8 products were asked for on another device than a CPU, FP8 products on one without FP8 units
+            or in another dtype than bfloat16, or the device's products are not what they should be.
     """
     if mode == "int8" and device.type != "cpu":
         raise SettingsError(f"the linear mode int8 runs on a CPU, not on {device}; use packed or expanded")
     kernel = measure_products().int8_kernel if mode == "int8" else None
     if mode == "int8" and kernel is None:
         raise SettingsError("the linear mode int8 needs exact INT8 products, which this CPU lacks; use expanded")
+    fp8_dtype = _fp8_dtype(device, dtype) if mode == "fp8" else None
     linears = [module for module in model.modules() if isinstance(module, MXFP4Linear)]
     num_weights = sum(linear.in_features * linear.out_features for linear in linears)
-    steps = Steps(compiled_kernels(dtype, device, kernel) if num_weights >= MIN_COMPILED_WEIGHTS else PLAIN)
+    steps = Steps(compiled_kernels(dtype, device, kernel, fp8_dtype) if num_weights >= MIN_COMPILED_WEIGHTS else PLAIN)
     for linear in linears:
         linear.steps = steps
         if mode == "expanded":
             linear.expand(dtype)
         elif kernel is not None:
             linear.prepare_int8(kernel)
+        elif fp8_dtype is not None:
+            linear.prepare_fp8(fp8_dtype)
     return steps
+
+
+def _fp8_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The format of the device's FP8 products, once they are known to work.
+
+    Raises:
+        SettingsError: they do not.
+    """
+    if device.type != "cuda":
+        raise SettingsError(f"the linear mode fp8 runs on a GPU, not on {device}; use int8, packed or expanded")
+    if dtype != torch.bfloat16:
+        raise SettingsError(f"the linear mode fp8 computes in bfloat16, not in {dtype}; use packed or expanded")
+    found = gpu.read_gpu(device)
+    if found.fp8_dtype is None:
+        needed = "FP8 units (NVIDIA Ada and later, AMD MI300 and later)"
+        raise SettingsError(f"the linear mode fp8 needs {needed}, which {found.name} lacks; use packed or expanded")
+    products = measure_gpu_products(device, found.fp8_dtype)
+    if math.isinf(products.fp8):
+        raise SettingsError(
+            f"{found.name} does not multiply FP8 with this torch (the log says why); use packed or expanded"
+        )
+    if not products.is_fp8_accurate:
+        raise SettingsError(
+            f"the linear mode fp8 needs sums within {MAX_SUM_ERROR:.1e} of their magnitudes, "
+            f"and those of {found.name} are off by {products.fp8_error:.1e}; use packed or expanded"
+        )
+    return found.fp8_dtype
 
 
 def use_float32_products(model: nn.Module) -> None:

@@ -1,12 +1,16 @@
 """How linears compute: every mode gives the same answers but for rounding, and the choice follows the measurement."""
 
+import math
+
 import pytest
 import torch
 from paths import GOLDEN, PROJECT
 from torch import Tensor, nn
 
-from clef_core import linear_modes
+from clef_core import gpu, linear_modes
 from clef_core.errors import SettingsError
+from clef_core.gpu import Gpu
+from clef_core.gpu_products import GpuTimings
 from clef_core.kernels import PLAIN
 from clef_core.linear_modes import (
     Float32Linear,
@@ -27,6 +31,15 @@ BF16 = PROJECT / "checkpoints" / "random-bf16"
 @pytest.fixture(scope="module")
 def by_mode() -> dict[str, Release]:
     return {mode: load_release(RELEASE, linear_mode=mode) for mode in ("expanded", "packed", "int8")}
+
+
+@pytest.fixture(scope="module")
+def with_fp8() -> Release:
+    """FP8 linears on a CPU, whose own FP8 products add in float32; a person cannot ask for them there."""
+    release = load_release(RELEASE, linear_mode="packed")
+    for linear in linears(release).values():
+        linear.prepare_fp8(torch.float8_e4m3fn)
+    return release
 
 
 def linears(release: Release) -> dict[str, MXFP4Linear]:
@@ -102,8 +115,82 @@ def test_the_mode_follows_speed_and_memory(timings, num_weights, mode, monkeypat
     assert choose_mode(num_weights, CPU, torch.bfloat16) == mode
 
 
+def test_fp8_lies_within_one_unit_in_the_last_place_of_expanded(by_mode, with_fp8):
+    others = linears(by_mode["expanded"])
+    for name, linear in linears(with_fp8).items():
+        x = torch.randn(2, 9, linear.in_features, generator=torch.Generator().manual_seed(3)).bfloat16()
+        x[0, 4, :32] *= 2.0**20
+        left, right = linear(x), others[name](x)
+        exact = PLAIN.fake_quantize(x).double() @ linear.decoded_weight(torch.float32).double().t()
+        # As for int8: a sum that cancels to nearly nothing has a tiny last place.
+        is_clear = exact.abs() > exact.abs().mean(-1, keepdim=True) / 16
+        assert ulps(left[is_clear], right[is_clear]) <= 1, name
+        assert torch.equal(left[0, 4], others[name](x[:1, 4:5])[0, 0]), name
+        assert torch.equal(linear.decoded_weight(torch.bfloat16), others[name].weight), name
+        assert (linear.mode, left.shape) == ("fp8", right.shape)
+
+
+def test_fp8_weights_take_half_the_memory_of_expanded_ones(by_mode, with_fp8):
+    def num_bytes(release: Release) -> int:
+        return sum(buffer.nbytes for linear in linears(release).values() for buffer in linear.buffers())
+
+    assert num_bytes(with_fp8) <= 0.51 * num_bytes(by_mode["expanded"])
+
+
+CUDA = torch.device("cuda", 0)
+H200, A100 = Gpu("H200", (9, 0)), Gpu("A100", (8, 0))
+
+
+@pytest.mark.parametrize(
+    ("device", "products", "free_gib", "mode"),
+    [
+        (H200, GpuTimings(1.0, 0.3, 0.15, 2e-5), 140, "fp8"),
+        (H200, GpuTimings(1.0, 0.3, 0.25, 2e-5), 140, "expanded"),  # no clear difference
+        (H200, GpuTimings(1.0, 0.3, 0.15, 2e-3), 140, "expanded"),  # sums too coarse
+        (H200, GpuTimings(1.0, 0.3, math.inf, math.inf), 140, "expanded"),  # no product in this torch
+        (H200, GpuTimings(1.0, 0.3, 0.25, 2e-5), 6, "fp8"),  # against packed, as expanded does not fit
+        (H200, GpuTimings(1.0, 0.3, 0.15, 2e-5), 3, "packed"),
+        (A100, GpuTimings(1.0, 0.3, 0.15, 2e-5), 140, "expanded"),  # no FP8 units
+    ],
+)
+def test_fp8_is_chosen_where_it_is_clearly_faster_accurate_and_fits(device, products, free_gib, mode, monkeypatch):
+    monkeypatch.setattr(linear_modes, "_free_bytes", lambda _: free_gib * 2**30)
+    monkeypatch.setattr(gpu, "read_gpu", lambda _: device)
+    monkeypatch.setattr(linear_modes, "measure_gpu_products", lambda device, dtype: products)
+    assert choose_mode(2**30, CUDA, torch.bfloat16) == mode
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu_there", "dtype", "products", "message"),
+    [
+        (CPU, None, torch.bfloat16, None, "fp8 runs on a GPU, not on cpu; use int8"),
+        (CUDA, H200, torch.float32, None, "computes in bfloat16, not in torch.float32"),
+        (CUDA, A100, torch.bfloat16, None, "needs FP8 units .* which A100 lacks"),
+        (CUDA, H200, torch.bfloat16, GpuTimings(1.0, 0.3, math.inf, math.inf), "H200 does not multiply FP8"),
+        (CUDA, H200, torch.bfloat16, GpuTimings(1.0, 0.3, 0.1, 2e-3), "within 9.8e-04 .* H200 are off by 2.0e-03"),
+    ],
+)
+def test_fp8_is_refused_where_it_cannot_be_had(device, gpu_there, dtype, products, message, monkeypatch):
+    monkeypatch.setattr(gpu, "read_gpu", lambda _: gpu_there)
+    monkeypatch.setattr(linear_modes, "measure_gpu_products", lambda device, dtype: products)
+    with pytest.raises(SettingsError, match=message):
+        prepare_linears(nn.Module(), "fp8", device, dtype)
+
+
+def test_preparing_for_fp8_brings_every_linear_into_the_gpus_format(monkeypatch):
+    monkeypatch.setattr(gpu, "read_gpu", lambda _: Gpu("MI300X", (9, 4), "gfx942"))
+    monkeypatch.setattr(linear_modes, "measure_gpu_products", lambda device, dtype: GpuTimings(1.0, 0.3, 0.1, 1e-5))
+    model = nn.Sequential(MXFP4Linear(64, 32), MXFP4Linear(32, 16))
+    for linear in model:
+        linear.weight.zero_()
+        linear.weight_scale.fill_(127)
+    prepare_linears(model, "fp8", CUDA, torch.bfloat16)
+    assert {(linear.mode, linear.weight.dtype) for linear in model} == {("fp8", torch.float8_e4m3fnuz)}
+
+
 def test_a_cuda_device_or_float32_never_gets_int8(monkeypatch):
     monkeypatch.setattr(linear_modes, "_free_bytes", lambda _: 140 * 2**30)
+    monkeypatch.setattr(gpu, "read_gpu", lambda _: A100)
     assert choose_mode(2**30, torch.device("cuda"), torch.bfloat16) == "expanded"
     assert choose_mode(2**30, CPU, torch.float32) == "expanded"
     with pytest.raises(SettingsError, match="int8 runs on a CPU"):

@@ -53,7 +53,7 @@ class Settings(BaseSettings):
 
     device: str = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
-    linear_mode: Literal["packed", "expanded", "int8"] | None = None
+    linear_mode: Literal["packed", "expanded", "int8", "fp8"] | None = None
     threads: int | None = Field(None, ge=1)
     confidence: Literal["top", "typesafe"] = "top"
     max_tokens: int = Field(16384, ge=64)
