@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ FILES = 4
 SAMPLE_S = 0.02
 
 
-def configuration(num_layers: int) -> dict[str, object]:
+def configuration(num_layers: int) -> dict[str, Any]:
     """A backbone whose largest tensors (embeddings, lm_head) are large beside its layers, as in the 27B."""
     config = json.loads((SMALL / "config.json").read_text())
     config["text_config"] |= {

@@ -59,11 +59,16 @@ def write_release(path: Path) -> int:
     (path / INDEX).write_text(
         json.dumps({"metadata": {}, "weight_map": dict.fromkeys(sorted(tensors), "model.safetensors")})
     )
-    head_config = JointHeadConfig(hidden_size=HIDDEN, width=64, routing_layers=2, layers=4, heads=4, feedforward=128)
-    (path / "joint_head_config.json").write_text(json.dumps(vars(head_config)))
-    head = JointHead(head_config).to(torch.bfloat16).state_dict()
-    save_file({name: tensor.contiguous() for name, tensor in head.items()}, path / "joint_head.safetensors")
+    write_head(path, HIDDEN)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def write_head(path: Path, hidden_size: int) -> None:
+    """A small random head for a backbone of that hidden size."""
+    config = JointHeadConfig(hidden_size=hidden_size, width=64, routing_layers=2, layers=4, heads=4, feedforward=128)
+    (path / "joint_head_config.json").write_text(json.dumps(vars(config)))
+    head = JointHead(config).to(torch.bfloat16).state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in head.items()}, path / "joint_head.safetensors")
 
 
 def forward(release: Release, batch: Batch) -> Callable[[], object]:

@@ -10,7 +10,7 @@ checkpoints may carry `mtp.*` tensors (multi-token prediction) that a decision n
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +117,7 @@ def load_release(
     head_dtype: torch.dtype = torch.float32,
     *,
     has_reference_delta_rule: bool = False,
+    beside: Release | None = None,
 ) -> Release:
     """Load a BF16 or MXFP4 release.
 
@@ -127,6 +128,8 @@ def load_release(
         linear_mode: how MXFP4 linears compute; None chooses by device, free memory and a measurement.
         head_dtype: compute dtype of the joint head; float32 by default, bfloat16 is what the reference does.
         has_reference_delta_rule: run Transformers' own delta rule on a CPU, to compare last bits with it.
+        beside: a release in memory; what is identical (of BF16 and MXFP4: the vision tower, embeddings, lm_head, norms,
+            the head) is held once for both.
 
     Raises:
         ReleaseError: the directory is not a release, a file is missing or damaged, or a tensor has a wrong shape.
@@ -136,7 +139,7 @@ def load_release(
     gpu.report(device)
     files = read_release(path)
     checksum = verify_checksums(files)
-    backbone = load_backbone(files, device, dtype)
+    backbone = load_backbone(files, device, dtype, beside.backbone.state_dict() if beside else {})
     mode, steps = None, None
     if files.kind == "mxfp4":
         mode = linear_mode or choose_mode(_num_quantised(files), device, dtype)
@@ -145,6 +148,8 @@ def load_release(
     if has_float32_products:
         use_float32_products(backbone.model)  # not lm_head: no decision uses it, and its copy would be gigabytes
     head = load_joint_head(files.path, device, head_dtype)
+    if beside is not None and head.config == beside.head.config and _are_equal(head, beside.head):
+        head = beside.head
     if head.config.hidden_size != backbone.config.text_config.hidden_size:
         raise ReleaseError(
             f"{files.path}: the joint head expects hidden size {head.config.hidden_size}, "
@@ -168,8 +173,13 @@ def load_release_model(path: Path | str, device: str = "cpu") -> tuple[Release, 
     return release, release.processor
 
 
-def load_backbone(files: ReleaseFiles, device: torch.device, dtype: torch.dtype) -> Qwen3_5ForConditionalGeneration:
+def load_backbone(
+    files: ReleaseFiles, device: torch.device, dtype: torch.dtype, known: Mapping[str, Tensor] | None = None
+) -> Qwen3_5ForConditionalGeneration:
     """Read the backbone alone, every linear in the format that the release has.
+
+    Args:
+        known: tensors in memory by name; where one equals what the file holds, it is taken instead.
 
     Raises:
         ReleaseError: a tensor is missing, one too many, or of a wrong shape.
@@ -195,7 +205,9 @@ def load_backbone(files: ReleaseFiles, device: torch.device, dtype: torch.dtype)
             )
         if tensor.is_floating_point() != slot.is_floating_point():
             raise ReleaseError(f"{files.path}: tensor {name} is {tensor.dtype}, the configuration needs {slot.dtype}")
-        _assign(model, name, tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        other = known.get(name) if known else None
+        _assign(model, name, tensor if other is None or not _is_equal(other, tensor) else other)
     if "lm_head.weight" in expected and config.tie_word_embeddings:
         del expected["lm_head.weight"]
         model.lm_head.weight = model.model.language_model.embed_tokens.weight
@@ -251,6 +263,16 @@ def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
         parent._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
     else:
         parent._buffers[leaf] = tensor
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device) and torch.equal(one, other)
+
+
+def _are_equal(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules hold the same tensors under the same names."""
+    tensors, others = one.state_dict(), other.state_dict()
+    return tensors.keys() == others.keys() and all(_is_equal(tensors[name], others[name]) for name in tensors)
 
 
 def _num_quantised(files: ReleaseFiles) -> int:

@@ -39,8 +39,8 @@ class MarkedEngine(Engine):
             yield step
 
 
-def load_marked_engine(settings: Settings, variant: str) -> Engine:
-    engine = load_engine(settings, variant)
+def load_marked_engine(settings: Settings, variant: str, beside: Engine | None) -> Engine:
+    engine = load_engine(settings, variant, beside)
     return MarkedEngine(
         engine.release, max_tokens=engine.max_tokens, max_batch_tokens=engine.max_batch_tokens, variant=variant
     )

@@ -63,6 +63,35 @@ def test_packed_weights_stay_packed_and_expanded_ones_are_decoded():
     assert (packed.linear_mode, expanded.linear_mode) == ("packed", "expanded")
 
 
+def addresses(module: torch.nn.Module) -> set[int]:
+    return {tensor.data_ptr() for tensor in module.state_dict().values()}
+
+
+def test_a_release_beside_another_holds_what_is_identical_once():
+    first = load_release(PROJECT / "checkpoints" / "random-bf16")
+    second = load_release(PROJECT / "checkpoints" / "random-mxfp4", beside=first)
+    model, other = first.backbone.model, second.backbone.model
+    assert second.head is first.head
+    assert addresses(other.visual) == addresses(model.visual)
+    assert other.language_model.embed_tokens.weight is not model.language_model.embed_tokens.weight
+    assert addresses(other.language_model.embed_tokens) == addresses(model.language_model.embed_tokens)
+    assert addresses(second.backbone.lm_head) == addresses(first.backbone.lm_head)
+    mlp, other_mlp = model.language_model.layers[0].mlp, other.language_model.layers[0].mlp
+    assert not addresses(mlp) & addresses(other_mlp)
+
+
+def test_what_differs_from_the_release_beside_is_its_own(release):
+    tensors = load_file(release / "model.safetensors")
+    name = "model.language_model.norm.weight"
+    change_tensors(release, **{name: tensors[name] + 1})
+    first = load_release(PROJECT / "checkpoints" / "random-mxfp4")
+    second = load_release(release, beside=first)
+    norm, other = first.backbone.model.language_model.norm, second.backbone.model.language_model.norm
+    assert torch.equal(other.weight, norm.weight + 1)
+    alone = load_release(release)
+    assert torch.equal(alone.backbone.model.language_model.norm.weight, other.weight)
+
+
 def test_a_missing_tensor_is_named(release):
     change_tensors(release, **{"model.language_model.norm.weight": None})
     with pytest.raises(ReleaseError, match=r"language_model\.norm\.weight"):

@@ -50,11 +50,11 @@ WORKER_TTL_S = 30
 RECONNECT_S = 0.5
 EXIT_FORCED = 130
 
-LoadEngine = Callable[[Settings, str], "Engine"]
+LoadEngine = Callable[[Settings, str, "Engine | None"], "Engine"]
 
 
-def load_engine(settings: Settings, variant: str) -> "Engine":
-    """Load a variant's release on the configured device."""
+def load_engine(settings: Settings, variant: str, beside: "Engine | None" = None) -> "Engine":
+    """Load a variant's release on the configured device; what it has in common with `beside` is held once."""
     import torch
 
     from clef_core.engine import Engine
@@ -67,6 +67,7 @@ def load_engine(settings: Settings, variant: str) -> "Engine":
         device=device_of(settings),
         dtype=torch.float32 if settings.dtype == "float32" else torch.bfloat16,
         linear_mode=settings.linear_mode,
+        beside=beside.release if beside else None,
     )
     return Engine(
         release,
@@ -127,7 +128,9 @@ def _load_engines(
     settings: Settings, variants: Sequence[str], load_engine: LoadEngine, presence: Presence
 ) -> dict[str, "Engine"]:
     try:
-        engines = {variant: load_engine(settings, variant) for variant in variants}
+        engines: dict[str, Engine] = {}
+        for variant in variants:
+            engines[variant] = load_engine(settings, variant, next(iter(engines.values()), None))
     except Exception as error:
         presence.set("failed", message=f"{error}" or type(error).__name__)
         raise
