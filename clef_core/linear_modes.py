@@ -67,7 +67,7 @@ class Float32Linear(nn.Linear):
 class Timings:
     """Milliseconds of one product of `MEASURED_SHAPE` on this CPU, with the threads that torch has.
 
-    `int8_kernel` is None, and `int8` infinite, where no INT8 product is exact and quick.
+    `int8_kernel` is None where no INT8 product is exact; `int8` is infinite there, and where it is far too slow.
     """
 
     bfloat16: float
@@ -94,11 +94,13 @@ def measure_products() -> Timings:
     with torch.inference_mode():
         x = fake_quantize(torch.randn(num_rows, features, generator=generator).bfloat16())
         weight = fake_quantize(torch.randn(outputs, features, generator=generator).bfloat16())
-        kernel = _faster_int8_kernel(x[:64, :512].contiguous(), weight[:256, :512].contiguous())
+        small, small_weight = x[:64, :512].contiguous(), weight[:256, :512].contiguous()
+        small_ms, kernel = _faster_int8_kernel(small, small_weight)
+        is_hopeless = small_ms > HOPELESS * _best_ms(lambda: F.linear(small.float(), small_weight.float()))
         timings = Timings(
             bfloat16=_best_ms(lambda: F.linear(x, weight)),
             float32=_best_ms(lambda: F.linear(x.float(), weight.float())),
-            int8=math.inf if kernel is None else _int8_ms(x, weight, kernel),
+            int8=math.inf if kernel is None or is_hopeless else _int8_ms(x, weight, kernel),
             int8_kernel=kernel,
         )
     logger.info(
@@ -108,9 +110,11 @@ def measure_products() -> Timings:
     return timings
 
 
-def _faster_int8_kernel(x: Tensor, weight: Tensor) -> Int8Kernel | None:
-    """Tried on a small product, as oneDNN's is a thousand times slower where there is no AMX."""
-    too_slow_ms = HOPELESS * _best_ms(lambda: F.linear(x.float(), weight.float()))
+def _faster_int8_kernel(x: Tensor, weight: Tensor) -> tuple[float, Int8Kernel | None]:
+    """Milliseconds and name of the faster exact kernel; infinite and None where none is exact.
+
+    Tried on a small product, as oneDNN's is a thousand times slower than torch's where there is no AMX.
+    """
     kernels: tuple[Int8Kernel, ...] = ("int_mm", "onednn")
     found: list[tuple[float, Int8Kernel]] = []
     for kernel in kernels:
@@ -119,7 +123,7 @@ def _faster_int8_kernel(x: Tensor, weight: Tensor) -> Int8Kernel | None:
                 found.append((_int8_ms(x, weight, kernel), kernel))
         except RuntimeError as error:
             logger.info("no INT8 products by %s: %s", kernel, str(error).split("\n")[0])
-    return min((one for one in found if one[0] < too_slow_ms), default=(0.0, None))[1]
+    return min(found, default=(math.inf, None))
 
 
 def _is_exact(kernel: Int8Kernel) -> bool:

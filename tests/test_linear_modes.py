@@ -99,6 +99,14 @@ def test_the_measurement_finds_a_working_product():
     assert measure_products() is timings
 
 
+def test_a_busy_moment_takes_no_mode_away(monkeypatch):
+    """Whoever asks for int8 gets it wherever it is exact, however slow it looked."""
+    monkeypatch.setattr(linear_modes, "_int8_ms", lambda *_: 1e6)
+    timings = measure_products.__wrapped__()
+    assert (timings.int8, timings.int8_kernel is None) == (math.inf, False)
+    assert not timings.is_int8_faster
+
+
 @pytest.mark.parametrize(
     ("timings", "num_weights", "mode"),
     [
