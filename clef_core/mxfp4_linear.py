@@ -23,16 +23,17 @@ from clef_core.fp8 import Fp8Rows, Fp8Weight, Multiply, scaled_product
 from clef_core.fp8 import split_rows as split_fp8_rows
 from clef_core.int8 import Int8Kernel, Int8Rows, Int8Weight, float64_product, split_rows
 from clef_core.kernels import PLAIN, Kernels
-from clef_core.mxfp4 import BLOCK, dequantize, unpack_codes
+from clef_core.mxfp4 import BLOCK, Decoder
 
 LinearMode = Literal["packed", "expanded", "int8", "fp8"]
 
 
 class Steps:
-    """What the linears of one model share: the elementwise steps, and what they made of the last input."""
+    """What the linears of one model share: elementwise steps, memory for decoding, what became of the last input."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
+        self.decode = Decoder()
         self._last: tuple[Tensor, int, str, Any] | None = None
 
     def rounded(self, x: Tensor) -> Tensor:
@@ -120,7 +121,7 @@ class MXFP4Linear(nn.Module):
             return self._fp8.decode(dtype)
         if self.weight_scale is None:
             return self.weight.to(dtype)
-        return dequantize(unpack_codes(self.weight), self.weight_scale).to(dtype)
+        return Decoder()(self.weight, self.weight_scale, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._int8 is not None:
@@ -128,8 +129,14 @@ class MXFP4Linear(nn.Module):
         elif self._fp8 is not None:
             y = self._fp8_product(x, self._fp8)
         else:
-            return F.linear(self.steps.rounded(x), self.decoded_weight(x.dtype))
+            return F.linear(self.steps.rounded(x), self._weight_of_now(x.dtype))
         return y.view(*x.shape[:-1], self.out_features)
+
+    def _weight_of_now(self, dtype: torch.dtype) -> Tensor:
+        """The weight (N, K), which may be gone when another linear runs."""
+        if self.weight_scale is None:
+            return self.weight.to(dtype)
+        return self.steps.decode(self.weight, self.weight_scale, dtype)
 
     def _int8_product(self, x: Tensor, weight: Int8Weight) -> Tensor:
         y, left = weight.product(self.steps.split(x), x.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 from clef_core.mxfp4 import (
     BLOCK,
     E2M1_VALUES,
+    Decoder,
     dequantize,
     fake_quantize,
     pack_codes,
@@ -40,6 +41,28 @@ def test_even_elements_are_in_the_low_nibble():
 def test_packing_is_the_inverse_of_unpacking():
     packed = torch.arange(256, dtype=torch.uint8)
     assert torch.equal(pack_codes(unpack_codes(packed)), packed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fast_decoder_equals_the_plain_one_for_every_byte_and_scale(dtype):
+    packed = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+    scales = torch.arange(256, dtype=torch.uint8).unsqueeze(1).expand(-1, 16)
+    plain = dequantize(unpack_codes(packed), scales).to(dtype)
+    decoded = Decoder()(packed, scales, dtype)
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(decoded[:255].view(bits), plain[:255].view(bits))
+    assert decoded[255].isnan().all()
+
+
+def test_a_decoder_writes_into_memory_that_it_keeps_inside_inference_mode_and_outside():
+    decode = Decoder()
+    packed, scales = torch.full((4, 32), 0x21, dtype=torch.uint8), torch.full((4, 2), 127, dtype=torch.uint8)
+    with torch.inference_mode():
+        first = decode(packed, scales, torch.bfloat16)
+    second = decode(packed[:2], scales[:2] + 1, torch.bfloat16)
+    assert second.tolist() == [[1.0, 2.0] * 32] * 2
+    assert (first.data_ptr(), first.shape) == (second.data_ptr(), (4, 64))
+    assert decode(packed, scales, torch.float32).tolist() == [[0.5, 1.0] * 32] * 4
 
 
 def test_scale_bytes_are_powers_of_two_and_255_is_nan():
