@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from clef_core.errors import SettingsError
+
 logger = logging.getLogger(__name__)
 
 FIRST_FP8 = (8, 9)
@@ -89,9 +91,15 @@ def missing_packages(load: Callable[[str], object] = importlib.import_module) ->
 
 
 def report(device: torch.device) -> None:
-    """Log what the device offers, and warn of what it lacks; silent on a CPU."""
+    """Log what the device offers, and warn of what it lacks; silent on a CPU.
+
+    Raises:
+        SettingsError: torch does not see that device.
+    """
     if device.type != "cuda":
         return
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError(f"there is no device {device}: torch sees {torch.cuda.device_count()} GPUs here")
     gpu = read_gpu(device)
     logger.info("%s is %s (%s)", device, gpu.name, gpu.arch or "capability {}.{}".format(*gpu.capability))
     if gpu.has_mxfp4_units:

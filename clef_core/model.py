@@ -133,6 +133,7 @@ def load_release(
 
     Raises:
         ReleaseError: the directory is not a release, a file is missing or damaged, or a tensor has a wrong shape.
+        SettingsError: the device is not there, or cannot run the linear mode.
     """
     started = time.perf_counter()
     device = torch.device(device)

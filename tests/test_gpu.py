@@ -11,7 +11,9 @@ from transformers.integrations import hub_kernels
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from clef_core import gpu
+from clef_core.errors import SettingsError
 from clef_core.gpu import FAST_PACKAGES, Gpu, missing_packages, read_gpu, report
+from clef_core.model import load_release
 
 CUDA = torch.device("cuda", 0)
 
@@ -75,6 +77,7 @@ def test_the_packages_are_those_that_transformers_looks_for():
 
 
 def test_the_log_says_what_a_gpu_has_and_lacks(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(gpu, "read_gpu", lambda _: Gpu("B200", (10, 0)))
     monkeypatch.setattr(gpu, "missing_packages", lambda: {"causal-conv1d": "No module named 'causal_conv1d'"})
     with caplog.at_level(logging.INFO):
@@ -85,6 +88,12 @@ def test_the_log_says_what_a_gpu_has_and_lacks(monkeypatch, caplog):
     assert len(warnings) == 1
     assert "causal-conv1d is missing" in warnings[0]
     assert "requirements-gpu.txt" in warnings[0]
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(SettingsError, match="no device cuda:1: torch sees 1 GPUs here"):
+        load_release(PROJECT / "checkpoints" / "random-mxfp4", "cuda:1")
 
 
 def test_a_cpu_is_not_reported(caplog):
