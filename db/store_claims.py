@@ -20,6 +20,7 @@ from db.views import PRIORITY_SINGLE, ClaimedRow, NewResult, WaitingRow
 SILENT_S = 15.0
 MAX_CRASHES = 3
 _DECISIONS = Base.metadata.tables[Decision.__tablename__]
+_SAVE = update(_DECISIONS).where(_DECISIONS.c.id == bindparam("of_id"))
 
 
 def claim_rows(session: Session, decision_ids: Sequence[int], *, owner: str, token: str) -> list[ClaimedRow]:
@@ -48,12 +49,7 @@ def save_results(session: Session, token: str, run_id: int | None, results: Sequ
         the ids that were saved. A row missing here was taken from this worker, and its result is dropped.
     """
     now = now_utc()
-    mine = session.execute(
-        select(Decision.id, Decision.batch_id)
-        .where(_is_held(token), Decision.id.in_([result.decision_id for result in results]))
-        .order_by(Decision.id)
-        .with_for_update()
-    )
+    mine = session.execute(_held_rows(), {"token": token, "ids": [result.decision_id for result in results]})
     held = {decision_id: batch_id for decision_id, batch_id in mine}
     values = [
         {
@@ -75,10 +71,10 @@ def save_results(session: Session, token: str, run_id: int | None, results: Sequ
         if result.decision_id in held
     ]
     if values:
-        # One statement run for all of them, without the ORM: a micro-batch waits for this.
-        session.connection().execute(update(_DECISIONS).where(_DECISIONS.c.id == bindparam("of_id")), values)
+        # One statement for all of them, without the ORM: an UPDATE per row took four times as long.
+        session.connection().execute(_SAVE, values)
     finish_batches(session, {batch_id for batch_id in held.values() if batch_id is not None})
-    return [value["of_id"] for value in values]
+    return [result.decision_id for result in results if result.decision_id in held]
 
 
 def release_claims(session: Session, token: str, *, crash: str | None = None) -> list[WaitingRow]:
@@ -223,13 +219,20 @@ def _claim(
 
 
 @cache
-def _cancelled_claims() -> Select[tuple[int]]:
-    """Built once, as the next: they are asked after every micro-batch, and building takes longer than asking."""
+def _cancelled_claims() -> Select[int]:
+    """Built once, as the next two: they are asked for every micro-batch, and building takes longer than asking."""
     return select(Decision.id).where(_is_held(bindparam("token")), _is_cancelled())
 
 
 @cache
-def _waiting_single() -> Select[tuple[bool]]:
+def _held_rows() -> Select[int, int | None]:
+    is_wanted = Decision.id.in_(bindparam("ids", expanding=True))
+    wanted = select(Decision.id, Decision.batch_id).where(_is_held(bindparam("token")), is_wanted)
+    return wanted.order_by(Decision.id).with_for_update()
+
+
+@cache
+def _waiting_single() -> Select[bool]:
     waiting = exists().where(
         Decision.variant == bindparam("variant"),
         Decision.status == "queued",

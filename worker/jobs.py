@@ -124,8 +124,14 @@ class RowJobs:
                 for finished in self._steps(task, records, token):
                     results = [_result(group[index][0], outcome) for index, outcome in finished]
                     results += [_copy_of(one, other) for one in results for other in copies[one.decision_id]]
+                    singles = self._look_up(token)
                     save(results)
-                    if not self._goes_on(token, rows):
+                    if singles is None:
+                        return
+                    if rows[0].priority == PRIORITY_BATCH:
+                        for variant in singles:
+                            self._decide_waiting_singles(variant)
+                    if self._stop.is_set():
                         return
 
     def _copy_twins(
@@ -237,18 +243,14 @@ class RowJobs:
         if len(saved) < len(results):
             logger.warning("%d results were dropped: their rows had been taken away", len(results) - len(saved))
 
-    def _goes_on(self, token: str, rows: Sequence[ClaimedRow]) -> bool:
-        """Between micro-batches: False to stop here. Single requests that wait go before batch rows."""
+    def _look_up(self, token: str) -> list[str] | None:
+        """Between micro-batches: the variants for which single requests wait; None to stop here."""
         if self._stop.is_set():
-            return False
+            return None
         with self._database.read() as session:
             if store.cancelled_claims(session, token):
-                return False
-            waiting = [variant for variant in self._engines if store.has_waiting_singles(session, variant)]
-        if rows[0].priority == PRIORITY_BATCH:
-            for variant in waiting:
-                self._decide_waiting_singles(variant)
-        return not self._stop.is_set()
+                return None
+            return [variant for variant in self._engines if store.has_waiting_singles(session, variant)]
 
     def _decide_waiting_singles(self, variant: str) -> None:
         token = uuid.uuid4().hex
