@@ -1,5 +1,6 @@
 """Progress in words, and how fast a variant was lately."""
 
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from db.store import store_requests
 from db.store_rates import count_waiting, recent_tokens_per_s
 from db.store_requests import now_utc
 from db.views import BatchProgress, NewRequest
-from worker.progress import describe_duration, describe_progress, rows_done, tokens_per_s
+from worker.progress import describe_duration, describe_progress, rows_done, tokens_per_s, watch
 
 
 def progress(**changes: object) -> BatchProgress:
@@ -41,6 +42,24 @@ def test_progress_in_words():
     assert describe_progress(progress(rows_per_s=0.0, eta_s=None, failed=0)) == "119 of 300 rows"
     stopped = progress(cancelled=360, queued=0, running=0, is_finished=True, is_cancelled=True)
     assert describe_progress(stopped) == "120 of 300 rows, 2 failed, cancelled"
+
+
+def test_a_batch_that_takes_long_to_count_is_asked_about_less_often(database, monkeypatch):
+    answers = iter([progress(), progress(is_finished=True)])
+    slept = []
+
+    def count_slowly(session, batch_id):
+        before = time.monotonic()
+        while time.monotonic() < before + 0.05:
+            pass
+        return next(answers)
+
+    monkeypatch.setattr("worker.progress.batch_progress", count_slowly)
+    monkeypatch.setattr("worker.progress.time.sleep", slept.append)
+    assert [one.is_finished for one in watch(database, 1, poll_s=0.1)] == [False, True]
+    assert len(slept) == 1
+    assert slept[0] >= 0.5
+    database.close()
 
 
 @pytest.fixture

@@ -15,17 +15,21 @@ from db.store_rates import recent_tokens_per_s
 from db.views import BatchProgress
 
 POLL_S = 0.25
+MAX_SHARE_OF_TIME = 0.1
+"""What asking may take of the time. To count a million rows takes longer than `POLL_S` is fit for."""
 
 
 def watch(database: Database, batch_id: int, poll_s: float = POLL_S) -> Iterator[BatchProgress]:
     """Yield the progress now and again until the batch is finished; the last one yielded is finished."""
     while True:
+        started = time.monotonic()
         with database.read() as session:
             progress = batch_progress(session, batch_id)
+        asked_s = time.monotonic() - started
         yield progress
         if progress.is_finished:
             return
-        time.sleep(poll_s)
+        time.sleep(max(poll_s, asked_s / MAX_SHARE_OF_TIME))
 
 
 def rows_done(progress: BatchProgress) -> int:
