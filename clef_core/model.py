@@ -35,6 +35,7 @@ from clef_core.joint_head import JointHead, load_joint_head
 from clef_core.linear_modes import choose_mode, measure_products, prepare_linears, use_float32_products
 from clef_core.mxfp4 import BLOCK
 from clef_core.mxfp4_linear import LinearMode, MXFP4Linear, Steps
+from clef_core.prefix import num_shared_tokens, run_after_prefix
 from clef_core.release import ReleaseFiles, read_release, verify_checksums
 from clef_core.tokens import PromptTokenizer
 
@@ -76,7 +77,7 @@ class Release:
         return int(self.backbone.config.text_config.pad_token_id or 0)
 
     def hidden_states(self, batch: Batch) -> Tensor:
-        """Run the backbone over a micro-batch, without a KV cache and without lm_head logits.
+        """Run the backbone over a micro-batch, without lm_head logits; what all texts begin with is computed once.
 
         Returns:
             (B, T, D) in `dtype`: the final hidden state, after the last norm, of every token.
@@ -84,17 +85,24 @@ class Release:
         input_ids = batch.input_ids.to(self.device)
         is_padded = bool((batch.attention_mask == 0).any())
         attention_mask = batch.attention_mask.to(self.device) if is_padded else None
-        model = self.backbone.model
-        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-        if batch.mm_token_type_ids is not None:
-            pixels = {name: values.to(self.device) for name, values in batch.pixels.items()}
-            inputs |= {"mm_token_type_ids": batch.mm_token_type_ids.to(self.device), **pixels}
-        else:
-            model = model.language_model
         with self._delta_rule():
-            output = model(**inputs)
+            if batch.mm_token_type_ids is not None:
+                pixels = {name: values.to(self.device) for name, values in batch.pixels.items()}
+                token_types = batch.mm_token_type_ids.to(self.device)
+                hidden = self._run(
+                    self.backbone.model, input_ids, attention_mask, mm_token_type_ids=token_types, **pixels
+                )
+            elif num_shared := num_shared_tokens(batch.input_ids, batch.attention_mask):
+                hidden = run_after_prefix(self.backbone.model.language_model, input_ids, attention_mask, num_shared)
+            else:
+                hidden = self._run(self.backbone.model.language_model, input_ids, attention_mask)
         if self.steps is not None:
             self.steps.forget()
+        return hidden
+
+    @staticmethod
+    def _run(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, **media: Tensor) -> Tensor:
+        output = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **media)
         hidden: Tensor = output.last_hidden_state
         return hidden
 
