@@ -1,10 +1,10 @@
 """Exact products of MXFP4 matrices on INT8 units.
 
 Twice an E2M1 value is an integer of at most 12, and 12 * 2**3 = 96 still fits INT8. So the blocks of a row whose
-exponents lie within four octaves of the row's largest become one INT8 row with one power of two (`near`), and the
-blocks of the four octaves below become another (`far`). Rows that reach deeper, hold extreme exponents or NaN (`wide`)
-are multiplied in float64. A product is then a sum of INT8 products with INT32 sums, rounded once. Knows no file and no
-model.
+exponents lie within four octaves of the row's largest become one INT8 row with one power of two (`near`), the blocks of
+the four octaves below become another (`far`), and those of the next four a third (`deep`). Rows that reach deeper, hold
+extreme exponents or NaN (`wide`) are multiplied in float64. A product is then a sum of INT8 products with INT32 sums,
+rounded once. Knows no file and no model.
 
 What surprises: weights have so few far blocks that a whole second product would be a waste; the outputs that need one
 (columns of the result) are computed apart. And oneDNN hands its INT32 sums over as float32, exact below 2**24 only:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 OCTAVES = 4
 """Octaves that one INT8 matrix holds: 12 * 2**3 = 96."""
 
+WIDE = 3
+"""The kind of rows that reach down 12 octaves or more."""
+
 MAX_BASE = 58
 """Largest magnitude of a row's exponent: two scales of 2**(-58 - 4) still multiply to a normal float32."""
 
@@ -50,11 +53,12 @@ Int8Kernel = Literal["onednn", "int_mm"]
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """Rows of an MXFP4 matrix: value = scale * (near + far / 16).
+    """Rows of an MXFP4 matrix: value = scale * (near + far / 16 + deep / 256).
 
     near: int8 (R, K).
     scale: float32 (R,), powers of two.
-    far_rows, far: int64 (F,) and int8 (F, K), the rows that have far blocks.
+    far_rows, far: int64 (F,) and int8 (F, K), the rows that have far blocks, the deep ones last.
+    deep: int8 (D, K), what the last D of `far_rows` have besides.
     wide_rows: int64, the rows that do not fit; what stands for them in the others means nothing.
     """
 
@@ -62,7 +66,13 @@ class Int8Rows:
     scale: Tensor
     far_rows: Tensor
     far: Tensor
+    deep: Tensor
     wide_rows: Tensor
+
+    @property
+    def num_two(self) -> int:
+        """How many of `far_rows` need two matrices; the others need three."""
+        return len(self.far_rows) - len(self.deep)
 
 
 def place_blocks(largest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -73,16 +83,16 @@ def place_blocks(largest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     Returns:
         exponents int32 (R, K / 32); base int32 (R,), the largest exponent of the row's blocks that are not zero; down
-        int32 (R, K / 32), octaves below the base; kind int32 (R,): 0 the row needs near blocks alone, 1 far ones too, 2
-        it is wide.
+        int32 (R, K / 32), octaves below the base; kind int32 (R,): how many matrices the row needs beside
+        the near one, 0 to 2; 3 for a wide row.
     """
     exponents = exponents_of(largest)
     base = torch.where(largest > 0, exponents, -1000).amax(-1)
     base = torch.where(base == -1000, 0, base)
     down = base.unsqueeze(-1) - exponents
     deepest = torch.where(largest > 0, down, 0).amax(-1)
-    is_wide = (deepest >= 2 * OCTAVES) | (base.abs() > MAX_BASE)
-    return exponents, base, down, torch.where(is_wide, 2, torch.where(deepest >= OCTAVES, 1, 0))
+    kind = (deepest // OCTAVES).clamp(max=WIDE)
+    return exponents, base, down, torch.where(base.abs() > MAX_BASE, WIDE, kind)
 
 
 def scaled_codes(blocks: Tensor, exponents: Tensor, down: Tensor) -> Tensor:
@@ -147,10 +157,14 @@ def split_rows(x: Tensor, kernels: "Kernels") -> Int8Rows:
     blocks = x.view(len(x), -1, BLOCK)
     exponents, base, down, kind = kernels.place_blocks(kernels.largest_bits(blocks))
     near = kernels.scaled_codes(blocks, exponents, down).view(x.shape)
-    far_rows = torch.nonzero(kind == 1).squeeze(-1)
-    far = kernels.scaled_codes(blocks[far_rows], exponents[far_rows], down[far_rows] - OCTAVES).view(-1, x.shape[1])
+    two, three, wide = (torch.nonzero(kind == number).squeeze(-1) for number in (1, 2, WIDE))
+    far_rows = torch.cat([two, three])
+    far, deep = (
+        kernels.scaled_codes(blocks[rows], exponents[rows], down[rows] - below).view(-1, x.shape[1])
+        for rows, below in ((far_rows, OCTAVES), (three, 2 * OCTAVES))
+    )
     scale = power_of_two(base.clamp(-MAX_BASE, MAX_BASE) - OCTAVES)
-    return Int8Rows(near, scale, far_rows, far, torch.nonzero(kind == 2).squeeze(-1))
+    return Int8Rows(near, scale, far_rows, far, deep, wide)
 
 
 class Int8Weight:
@@ -169,9 +183,10 @@ class Int8Weight:
         self.scale = rows.scale
         self.may_overflow = weight.shape[1] * MAX_INT8**2 >= EXACT_FLOAT32
         self.near = torch.ops.onednn.qlinear_prepack(rows.near, None) if kernel == "onednn" else rows.near
-        self.far_columns = rows.far_rows
-        self.far_near, self.far = rows.near[rows.far_rows], rows.far
-        self.wide_columns, self.wide = rows.wide_rows, weight[rows.wide_rows].double()
+        self.far_columns = rows.far_rows[: rows.num_two]
+        self.far_near, self.far = rows.near[self.far_columns], rows.far[: rows.num_two]
+        self.wide_columns = torch.cat([rows.far_rows[rows.num_two :], rows.wide_rows])  # too few for a third matrix
+        self.wide = weight[self.wide_columns].double()
         self._no_scale, self._no_offset = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.int64)
 
     def product(self, x: Int8Rows, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -181,20 +196,28 @@ class Int8Weight:
             (M, N), and int64 indices of the rows that are left to be multiplied in float64: the wide ones, and those
             whose sums reach 2**24.
         """
-        num_rows = len(x.near)
-        out = torch.empty(num_rows, len(self.scale), dtype=dtype)
-        largest = torch.zeros(num_rows)
-        if self.kernel == "onednn" and dtype == torch.bfloat16 and not self.may_overflow:
+        out = torch.empty(len(x.near), len(self.scale), dtype=dtype)
+        largest = torch.zeros(len(x.near))
+        is_fused = self.kernel == "onednn" and dtype == torch.bfloat16 and not self.may_overflow
+        if is_fused:
             torch.mul(self._onednn(x.near, self.scale, dtype), x.scale.to(dtype).unsqueeze(1), out=out)
-        else:
-            for part in _parts(num_rows):
-                self._finish_near(x, part, out, largest)
-        for part in _parts(len(x.far_rows)):
-            rows = x.far_rows[part]
-            finished = torch.empty(len(rows), len(self.scale), dtype=dtype)
-            near, far = self._sums(x.near[rows]), self._sums(x.far[part])
-            largest[rows] = self.kernels.finish_far(near, far, x.scale[rows], self.scale, finished)
-            out[rows] = finished
+        for part in _parts(len(x.near)):
+            # One product for all matrices of these rows: each would lay the weight out anew.
+            places = torch.nonzero((x.far_rows >= part.start) & (x.far_rows < part.stop)).squeeze(-1)
+            deep_places = places[places >= x.num_two] - x.num_two
+            if is_fused and not len(places):
+                continue
+            rows = x.far_rows[places]
+            near = x.near[rows] if is_fused else x.near[part]
+            num_near = len(near)
+            if len(places):
+                near = torch.cat([near, x.far[places], x.deep[deep_places]])
+            sums = self._sums(near)
+            if not is_fused:
+                self._finish_near(x, part, sums[:num_near], out, largest)
+            lower = sums[num_near:]
+            near_of_rows = sums[:num_near] if is_fused else sums[rows - part.start]
+            self._finish_lower(x, rows, [near_of_rows, lower[: len(rows)], lower[len(rows) :]], out, largest)
         if len(self.far_columns):
             out[:, self.far_columns] = self._far_columns(x, dtype)
         if len(self.wide_columns):
@@ -202,11 +225,28 @@ class Int8Weight:
         largest[x.wide_rows] = torch.inf
         return out, torch.nonzero(largest >= EXACT_FLOAT32).squeeze(-1)
 
-    def _finish_near(self, x: Int8Rows, part: slice, out: Tensor, largest: Tensor) -> None:
+    def _finish_near(self, x: Int8Rows, part: slice, sums: Tensor, out: Tensor, largest: Tensor) -> None:
         step = self.kernels.finish_checked if self.may_overflow else self.kernels.finish
-        checked = step(self._sums(x.near[part]), x.scale[part], self.scale, out[part])
+        checked = step(sums, x.scale[part], self.scale, out[part])
         if checked is not None:
             largest[part] = checked
+
+    def _finish_lower(self, x: Int8Rows, rows: Tensor, sums: list[Tensor], out: Tensor, largest: Tensor) -> None:
+        """Finish rows that need more than one matrix, from the sums of each; those that need three come last."""
+        near, far, deep = sums
+        num_two = len(rows) - len(deep)
+        two, three = rows[:num_two], rows[num_two:]
+        if len(two):
+            finished = torch.empty(num_two, len(self.scale), dtype=out.dtype)
+            sums_of_two = near[:num_two], far[:num_two]
+            largest[two] = self.kernels.finish_far(*sums_of_two, x.scale[two], self.scale, finished)
+            out[two] = finished
+        if len(three):
+            of_three = (near[num_two:], far[num_two:], deep)
+            largest[three] = torch.stack([one.abs().amax(1).float() for one in of_three]).amax(0)
+            first, second, third = (one.double() for one in of_three)
+            exact = first + second / 2**OCTAVES + third / 4**OCTAVES
+            out[three] = round_once(exact * x.scale[three].unsqueeze(1) * self.scale, out.dtype)
 
     def _sums(self, x: Tensor) -> Tensor:
         """x int8 (M, K) times the near weight: (M, N), int32, or float32 that is exact below 2**24."""
@@ -223,9 +263,10 @@ class Int8Weight:
     def _far_columns(self, x: Int8Rows, dtype: torch.dtype) -> Tensor:
         """The outputs (M, number of far columns) whose weights have far blocks."""
         exact = _int_product(x.near, self.far_near) + _int_product(x.near, self.far) / 2**OCTAVES
-        if len(x.far_rows):
-            far = _int_product(x.far, self.far_near) + _int_product(x.far, self.far) / 2**OCTAVES
-            exact[x.far_rows] += far / 2**OCTAVES
+        for rows, values, octaves in ((x.far_rows, x.far, OCTAVES), (x.far_rows[x.num_two :], x.deep, 2 * OCTAVES)):
+            if len(rows):
+                lower = _int_product(values, self.far_near) + _int_product(values, self.far) / 2**OCTAVES
+                exact[rows] += lower / 2**octaves
         return round_once(exact * x.scale.double().unsqueeze(1) * self.scale[self.far_columns].double(), dtype)
 
 
@@ -249,4 +290,5 @@ def _values(x: Int8Rows) -> Tensor:
     """Decode to float64 (R, K); rows that are wide come out wrong."""
     values = x.near.double()
     values[x.far_rows] += x.far.double() / 2**OCTAVES
+    values[x.far_rows[x.num_two :]] += x.deep.double() / 4**OCTAVES
     return values * x.scale.double().unsqueeze(1)

@@ -73,7 +73,7 @@ def product(x: Tensor, weight: Tensor, kernel: Int8Kernel, kernels: Kernels = PL
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("octaves", [0, OCTAVES - 1, 2 * OCTAVES - 2, 12])
+@pytest.mark.parametrize("octaves", [0, OCTAVES - 1, 2 * OCTAVES - 2, 3 * OCTAVES - 2, 16])
 def test_products_are_exact_however_far_apart_the_blocks_lie(kernel, dtype, octaves, generator):
     x, weight = rows_over(octaves, generator).to(dtype), rows_over(octaves, generator)
     expected = exact(fake_quantize(x), fake_quantize(weight), dtype)
@@ -122,12 +122,15 @@ def test_every_number_of_rows_is_multiplied(num_rows, generator):
     assert torch.equal(product(x, weight, "int_mm"), expected)
 
 
-def test_most_rows_need_one_group_and_far_ones_two(generator):
+def test_most_rows_need_one_group_far_ones_two_and_deep_ones_three(generator):
     assert len(split_rows(plain_rows(generator, 24), PLAIN).far_rows) == 0
-    split = split_rows(rows_over(2 * OCTAVES - 2, generator), PLAIN)
-    assert len(split.far_rows) > 12
-    assert split.near.abs().max() <= MAX_INT8
-    assert split.far.abs().max() <= MAX_INT8
+    far = split_rows(rows_over(2 * OCTAVES - 2, generator), PLAIN)
+    assert far.num_two > 12
+    deep = split_rows(rows_over(3 * OCTAVES - 2, generator), PLAIN)
+    assert len(deep.deep) > 12
+    assert len(deep.wide_rows) == 0
+    for split in (far, deep):
+        assert all(len(matrix) == 0 or matrix.abs().max() <= MAX_INT8 for matrix in (split.near, split.far, split.deep))
 
 
 @pytest.mark.parametrize(
