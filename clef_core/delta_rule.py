@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
+from clef_core.convolution import Convolution, causal_convolution
+
 CHUNK = 64
 """Tokens whose updates are condensed into one triangular system."""
 
@@ -144,11 +146,13 @@ def _block(a: Tensor, row: int, column: int, size: int) -> Tensor:
 
 
 @contextmanager
-def installed(rule: DeltaRule = chunk_gated_delta_rule) -> Iterator[None]:
-    """Let Transformers' DeltaNet layers call another function than their own; in one thread at a time."""
-    theirs = modeling_qwen3_5.torch_chunk_gated_delta_rule
-    modeling_qwen3_5.torch_chunk_gated_delta_rule = rule
+def installed(
+    rule: DeltaRule = chunk_gated_delta_rule, convolution: Convolution = causal_convolution
+) -> Iterator[None]:
+    """Let Transformers' DeltaNet layers call other functions than their own; in one thread at a time."""
+    theirs = modeling_qwen3_5.torch_chunk_gated_delta_rule, modeling_qwen3_5.causal_conv1d_fn
+    modeling_qwen3_5.torch_chunk_gated_delta_rule, modeling_qwen3_5.causal_conv1d_fn = rule, convolution
     try:
         yield
     finally:
-        modeling_qwen3_5.torch_chunk_gated_delta_rule = theirs
+        modeling_qwen3_5.torch_chunk_gated_delta_rule, modeling_qwen3_5.causal_conv1d_fn = theirs

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from clef_core.delta_rule import installed
 
@@ -96,10 +95,5 @@ def causal_convolution(
 @contextmanager
 def trainable_layers() -> Iterator[None]:
     """Let Transformers' DeltaNet layers call both functions of this module."""
-    theirs = modeling_qwen3_5.causal_conv1d_fn
-    modeling_qwen3_5.causal_conv1d_fn = causal_convolution
-    try:
-        with installed(delta_rule):
-            yield
-    finally:
-        modeling_qwen3_5.causal_conv1d_fn = theirs
+    with installed(delta_rule, causal_convolution):
+        yield
