@@ -18,10 +18,13 @@ BUSY_TIMEOUT_MS = 30_000
 
 def make_engine(url: str) -> Engine:
     """An engine with the settings this program relies on; PostgreSQL needs none of SQLite's."""
+    is_sqlite = make_url(url).get_backend_name() == "sqlite"
     engine = create_engine(
-        url, pool_pre_ping=True, json_serializer=partial(json.dumps, ensure_ascii=False, allow_nan=False)
+        url,
+        pool_pre_ping=not is_sqlite,  # a file does not go away between two transactions
+        json_serializer=partial(json.dumps, ensure_ascii=False, allow_nan=False),
     )
-    if engine.dialect.name == "sqlite":
+    if is_sqlite:
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine

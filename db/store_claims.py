@@ -37,9 +37,13 @@ def claim_waiting_singles(session: Session, variant: str, *, limit: int, owner: 
     return _claim(session, wanted, limit=limit, owner=owner, token=token)
 
 
-def has_waiting_singles(session: Session, variant: str) -> bool:
-    """Whether `claim_waiting_singles` would find one; needs no write lock."""
-    return bool(session.scalar(_waiting_single(), {"variant": variant}))
+def interruptions(session: Session, token: str, variants: Sequence[str]) -> list[str] | None:
+    """Those of the variants for which `claim_waiting_singles` would find a row.
+
+    None: rows held with this token belong to a batch or a comparison that was asked to stop.
+    """
+    is_cancelled, *is_waiting = session.execute(_interruptions(tuple(variants)), {"token": token}).one()
+    return None if is_cancelled else [variant for variant, yes in zip(variants, is_waiting, strict=True) if yes]
 
 
 def save_results(session: Session, token: str, run_id: int | None, results: Sequence[NewResult]) -> list[int]:
@@ -85,11 +89,6 @@ def release_claims(session: Session, token: str, *, crash: str | None = None) ->
     if not session.scalar(select(exists().where(_is_held(token)))):
         return []  # as after every job that was done to its end
     return _give_back(session, Decision.claim_token == token, crash)
-
-
-def cancelled_claims(session: Session, token: str) -> set[int]:
-    """Which rows held with this token belong to a batch or a comparison that was asked to stop."""
-    return set(session.scalars(_cancelled_claims(), {"token": token}))
 
 
 def find_twins(session: Session, batch_id: int, run_id: int, digests: Sequence[str]) -> dict[str, NewResult]:
@@ -219,27 +218,26 @@ def _claim(
 
 
 @cache
-def _cancelled_claims() -> Select[int]:
-    """Built once, as the next two: they are asked for every micro-batch, and building takes longer than asking."""
-    return select(Decision.id).where(_is_held(bindparam("token")), _is_cancelled())
-
-
-@cache
 def _held_rows() -> Select[int, int | None]:
+    """Built once, as the next: they are asked for every micro-batch, and building takes longer than asking."""
     is_wanted = Decision.id.in_(bindparam("ids", expanding=True))
     wanted = select(Decision.id, Decision.batch_id).where(_is_held(bindparam("token")), is_wanted)
     return wanted.order_by(Decision.id).with_for_update()
 
 
 @cache
-def _waiting_single() -> Select[bool]:
-    waiting = exists().where(
-        Decision.variant == bindparam("variant"),
-        Decision.status == "queued",
-        Decision.priority == PRIORITY_SINGLE,
-        Decision.crashes == 0,
+def _interruptions(variants: tuple[str, ...]) -> Select[*tuple[bool, ...]]:
+    """Whether rows held with `token` were cancelled, then for each variant whether single requests wait."""
+    waiting = (
+        exists().where(
+            Decision.variant == variant,
+            Decision.status == "queued",
+            Decision.priority == PRIORITY_SINGLE,
+            Decision.crashes == 0,
+        )
+        for variant in variants
     )
-    return select(waiting)
+    return select(exists().where(_is_held(bindparam("token")), _is_cancelled()), *waiting)
 
 
 def _is_held(token: str | ColumnElement[str]) -> ColumnElement[bool]:

@@ -168,8 +168,7 @@ def test_waiting_singles_are_claimed_oldest_first_without_crashed_ones(session: 
     batch_rows(session, 3)
     singles = [single(session, f"single {n}") for n in range(4)]
     session.execute(update(Decision).where(Decision.id == singles[1]).values(crashes=1))
-    assert store.has_waiting_singles(session, "bf16")
-    assert not store.has_waiting_singles(session, "mxfp4")
+    assert store.interruptions(session, "t", ["mxfp4", "bf16"]) == ["bf16"]
     rows = store.claim_waiting_singles(session, "bf16", limit=2, owner="w", token="t")
     assert [row.decision_id for row in rows] == [singles[0], singles[2]]
 
@@ -205,7 +204,8 @@ def test_rows_of_a_cancelled_batch_are_cancelled_when_they_come_back(session: Se
     rows = store.claim_rows(session, ids, owner="gone", token="t")
     assert rows[0].request.batch_id is not None
     store.cancel_batch(session, rows[0].request.batch_id)
-    assert store.cancelled_claims(session, "t") == set(ids)
+    assert store.interruptions(session, "t", ["bf16"]) is None
+    assert store.interruptions(session, "of others", ["bf16"]) == []
     assert store.free_silent_claims(session) == []
     assert [status_of(session, decision_id) for decision_id in ids] == ["cancelled", "cancelled"]
     assert store.batch_progress(session, rows[0].request.batch_id).is_finished

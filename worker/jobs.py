@@ -248,9 +248,7 @@ class RowJobs:
         if self._stop.is_set():
             return None
         with self._database.read() as session:
-            if store.cancelled_claims(session, token):
-                return None
-            return [variant for variant in self._engines if store.has_waiting_singles(session, variant)]
+            return store.interruptions(session, token, list(self._engines))
 
     def _decide_waiting_singles(self, variant: str) -> None:
         token = uuid.uuid4().hex
