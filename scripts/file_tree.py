@@ -11,7 +11,7 @@ PACKAGES = ("clef_core", "db", "worker", "worker/commands", "web", "training")
 BEGIN, END = "<!-- file tree: scripts/file_tree.py -->", "<!-- end of the file tree -->"
 TOP = (
     ("app.py", "starts Redis, the workers and the page, and ends them again"),
-    ("checkpoints/", "the small random releases, written by `scripts/make_small_release.py`"),
+    ("checkpoints/", "clef-nano, written by `training/`, and random releases, by `scripts/make_small_release.py`"),
     ("examples/", "messages, questions and drawn receipts: what page and README show"),
     (
         "tests/",

@@ -19,8 +19,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_defaults_serve_both_small_releases_on_this_machine_only() -> None:
     settings = load_settings()
     assert settings.variants == {
-        "bf16": str(PROJECT_DIR / "checkpoints/random-bf16"),
-        "mxfp4": str(PROJECT_DIR / "checkpoints/random-mxfp4"),
+        "bf16": str(PROJECT_DIR / "checkpoints/nano-bf16"),
+        "mxfp4": str(PROJECT_DIR / "checkpoints/nano-mxfp4"),
     }
     assert (settings.host, settings.port, settings.default_variant) == ("127.0.0.1", 7860, "mxfp4")
     assert settings.data_dir == PROJECT_DIR / "data"

@@ -1,10 +1,10 @@
 """What every screen shares: navigation, the line that says what this is, the workers' state, problems as a list.
 
-It reads the workers' rows to say in plain words when a release carries random weights or when nothing would answer.
+It reads the workers' rows to say in plain words when a release is small or random or when nothing would answer.
 It knows nothing of the screens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -19,6 +19,7 @@ from db import store
 from db.views import WorkerView
 from web.bars import variant_label
 from web.status import VariantState, variant_facts, variant_state
+from worker.settings import PROJECT_DIR
 from worker.submit import Submitter
 
 _MARK_BARS = ((6, 21, 22), (15, 12, 17), (24, 7, 9))  # y, width, tick
@@ -34,6 +35,7 @@ MARK = (
 )
 FIELD_WORDS = {"criteria": "Options", "instructions": "Instructions", "type": "Type"}
 WORKER_POLL_S = 5.0
+NANO_RELEASES = {PROJECT_DIR / "checkpoints" / f"nano-{kind}" for kind in ("bf16", "mxfp4")}
 WORKER_WORDS: dict[VariantState, str] = {
     "ready": "ready",
     "loading": "loading the model",
@@ -59,7 +61,7 @@ def panel(value: str = "", **options: object) -> gr.HTML:
 
 
 def draw_frame(submitter: Submitter, page: gr.Blocks, title: str, sentence: str) -> None:
-    """Navigation, masthead, workers and the notice about random weights; call it first on each page."""
+    """Navigation, masthead, workers and the notice about small or random weights; call it first on each page."""
     gr.Navbar(main_page_name="Decide")
     words = f'<div class="words"><h1>{escape(title)}</h1><p>{escape(sentence)}</p></div>'
     with gr.Row(elem_classes=["top"]):
@@ -70,7 +72,7 @@ def draw_frame(submitter: Submitter, page: gr.Blocks, title: str, sentence: str)
     def look() -> tuple[object, str]:
         with submitter.database.read() as session:
             live = store.live_workers(session)
-        text = random_notice(submitter, live)
+        text = random_notice(submitter, live) + nano_notice(submitter.settings.variants)
         return gr.update(value=text, visible=bool(text)), workers_html(submitter, live)
 
     page.load(look, None, [notice, workers], **QUIET)
@@ -116,6 +118,20 @@ def random_notice(submitter: Submitter, live: Sequence[WorkerView]) -> str:
         f'<div class="random-notice" role="note"><strong>These answers mean nothing.</strong> {names} '
         f"{'runs' if len(random) == 1 else 'run'} on random weights, which only show that the machinery works. "
         f"Point {settings} at a real release to get decisions.</div>"
+    )
+
+
+def nano_notice(variants: Mapping[str, str]) -> str:
+    """A line that names the variants that run the small releases shipped with the project, or nothing."""
+    nano = [variant for variant, source in variants.items() if Path(source) in NANO_RELEASES]
+    if not nano:
+        return ""
+    names = " and ".join(escape(variant_label(variant)) for variant in nano)
+    settings = " and ".join(f"<code>CLEF_{escape(variant.upper())}</code>" for variant in nano)
+    return (
+        f'<div class="nano-notice" role="note"><strong>This is clef-nano, not Clef.</strong> {names} '
+        f"{'runs' if len(nano) == 1 else 'run'} on a model of 14 million parameters that is often wrong. "
+        f"Point {settings} at a real release for decisions that matter.</div>"
     )
 
 

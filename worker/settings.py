@@ -34,8 +34,8 @@ class Settings(BaseSettings):
         env_prefix="CLEF_", frozen=True, extra="forbid", populate_by_name=True, validate_default=True
     )
 
-    bf16: str = str(PROJECT_DIR / "checkpoints" / "random-bf16")
-    mxfp4: str = str(PROJECT_DIR / "checkpoints" / "random-mxfp4")
+    bf16: str = str(PROJECT_DIR / "checkpoints" / "nano-bf16")
+    mxfp4: str = str(PROJECT_DIR / "checkpoints" / "nano-mxfp4")
     variants: Annotated[dict[str, str], NoDecode] = {}
     default_variant: str = "mxfp4"
 

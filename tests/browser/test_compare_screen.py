@@ -78,7 +78,7 @@ def test_a_comparison_says_in_words_and_figures_how_far_the_variants_are_apart(c
     expect(tables.nth(0).locator("tbody th")).to_have_text(["all questions", "department", "urgency", "outage"])
     expect(tables.nth(1).locator("tbody th")).to_have_text(["all questions", "department"])
     expect(compared.locator("#report svg")).to_have_count(3)
-    expect(compared.locator("#notice")).to_contain_text("These answers mean nothing")
+    expect(compared.locator("#notice")).to_contain_text("This is clef-nano, not Clef.")
 
 
 def test_flips_are_filtered_and_a_click_shows_both_decisions(compared: Page) -> None:
@@ -134,7 +134,7 @@ def test_the_slider_changes_coverage_and_accuracy(compared: Page) -> None:
 def test_everything_can_be_downloaded(compared: Page) -> None:
     body = json.loads(download(compared, "json"))
     assert body["overall"]["n"] == 120
-    assert "random" in json.dumps(body["comparison"]["parameters"]["releases"])
+    assert "nano" in json.dumps(body["comparison"]["parameters"]["releases"])
     assert download(compared, "markdown").startswith("**mxfp4 picked the same option as bf16")
     rows = list(csv.DictReader(io.StringIO(download(compared, "csv"))))
     assert len(rows) == 120

@@ -103,8 +103,8 @@ def test_the_systemone_response_can_be_copied_as_json(decide: Page) -> None:
     assert response["usage"]["output_tokens"] == 0
 
 
-def test_random_weights_are_named_in_plain_words(decide: Page) -> None:
-    expect(decide.locator("#notice")).to_contain_text("These answers mean nothing.")
+def test_the_small_model_is_named_in_plain_words(decide: Page) -> None:
+    expect(decide.locator("#notice")).to_contain_text("This is clef-nano, not Clef.")
 
 
 def test_cards_can_be_added_copied_moved_and_removed_without_losing_what_was_typed(decide: Page) -> None:
