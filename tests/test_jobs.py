@@ -75,7 +75,10 @@ def stop() -> threading.Event:
 
 
 @pytest.fixture
-def jobs(submitter: Submitter, engine: WatchedEngine, stop: threading.Event) -> RowJobs:
+def jobs(
+    submitter: Submitter, engine: WatchedEngine, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> RowJobs:
+    monkeypatch.setattr("worker.jobs.LOOK_UP_EVERY_S", 0.0)
     watchdog = Watchdog(600, parent_pid=None, on_orphan=lambda: None)
     bell = Bell(submitter.redis)
     return RowJobs(NAME, {"bf16": engine}, submitter.database, submitter.images, bell, stop=stop, watchdog=watchdog)
@@ -295,6 +298,24 @@ def test_a_cancelled_batch_stops_between_micro_batches(
     jobs.decide_rows(ids_of(submitter, batch_id))
     assert statuses(submitter, batch_id) == ["done"] * 3
     assert engine.num_records == 5
+
+
+def test_fast_micro_batches_do_not_look_up_each_time(
+    submitter: Submitter, jobs: RowJobs, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.jobs.LOOK_UP_EVERY_S", 60.0)
+    batch_id = submit_batch(submitter, ["one", "two", "three"], ["bf16"])
+    looked: list[int] = []
+    interruptions = store.interruptions
+
+    def look(*args: Any) -> list[str] | None:
+        looked.append(1)
+        return interruptions(*args)
+
+    monkeypatch.setattr("worker.jobs.store.interruptions", look)
+    jobs.decide_rows(ids_of(submitter, batch_id))
+    assert len(looked) == 1
+    assert statuses(submitter, batch_id) == ["done"] * 3
 
 
 def test_rows_of_another_batch_in_the_same_job_wait_again_and_are_rung_for(

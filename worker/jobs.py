@@ -11,6 +11,7 @@ after a CUDA error nothing in this process can be trusted.
 import dataclasses
 import logging
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 MAX_OPEN_PIXELS = 64_000_000
 """Decoded images held at a time, about 200 MB; a row with more of them goes alone."""
+
+
+LOOK_UP_EVERY_S = 0.05
+"""Fast micro-batches do not ask the database each time who waits or was cancelled."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +84,7 @@ class RowJobs:
         self._stop = stop
         self._watchdog = watchdog
         self._run_ids: dict[_Task, int] = {}
+        self._next_look_up = 0.0
         self._alike: tuple[dict[str, Any], Request] | None = None
 
     def decide_rows(self, decision_ids: Sequence[int]) -> None:
@@ -247,6 +253,9 @@ class RowJobs:
         """Between micro-batches: the variants for which single requests wait; None to stop here."""
         if self._stop.is_set():
             return None
+        if time.monotonic() < self._next_look_up:
+            return []
+        self._next_look_up = time.monotonic() + LOOK_UP_EVERY_S
         with self._database.read() as session:
             return store.interruptions(session, token, list(self._engines))
 
