@@ -1,11 +1,13 @@
 """What a person does on the page, as functions for the tests."""
 
+import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 
 PROJECT = Path(__file__).parents[2]
+EXAMPLES = PROJECT / "examples"
 ANSWER_TIMEOUT_MS = 60_000
 
 
@@ -43,6 +45,30 @@ def open_decide(page: Page, url: str) -> None:
 def open_batch(page: Page, url: str) -> None:
     page.goto(url, wait_until="domcontentloaded")
     expect(page.locator("#workers .chip").first).to_be_visible()
+
+
+def upload(page: Page, table: Path, questions: Path | None = None) -> None:
+    """Choose a table, and questions from a file; wait for the preview."""
+    page.locator("#batch-file input[type=file]").set_input_files(table)
+    expect(page.locator("#table-line")).to_contain_text(table.name)
+    if questions is not None:
+        page.locator("#upload-questions").locator("xpath=..").locator("input[type=file]").set_input_files(questions)
+    expect(page.locator("#preview .prow").first).to_be_visible()
+
+
+def many_messages(folder: Path, copies: int) -> Path:
+    """The example's rows so many times over, so that there is time to stop them; identical ones are computed once."""
+    with (EXAMPLES / "messages.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = folder / "many_messages.csv"
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        for copy in range(copies):
+            writer.writerows(
+                row | {"id": f"{row['id']}-{copy}", "message": f"{row['message']} ({copy})"} for row in rows
+            )
+    return table
 
 
 def unfold(page: Page, number: int) -> None:

@@ -9,21 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from browser.steps import PROJECT, open_batch, open_decide
+from browser.steps import EXAMPLES, many_messages, open_batch, open_decide, upload
 from playwright.sync_api import Locator, Page, expect
 
-EXAMPLES = PROJECT / "examples"
 RUN_TIMEOUT_MS = 900_000
 MARKUP = "<img src=x onerror=\"document.title='hacked'\"><b>bold</b>"
-
-
-def upload(page: Page, table: Path, questions: Path | None = None) -> None:
-    """Choose a table, and questions from a file; wait for the preview."""
-    page.locator("#batch-file input[type=file]").set_input_files(table)
-    expect(page.locator("#table-line")).to_contain_text(table.name)
-    if questions is not None:
-        page.locator("#upload-questions").locator("xpath=..").locator("input[type=file]").set_input_files(questions)
-    expect(page.locator("#preview .prow").first).to_be_visible()
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -73,17 +63,10 @@ def cancel_and_resume(page: Page, num_rows: int, answer_columns: Sequence[str]) 
 def test_the_example_runs_is_stopped_found_again_after_a_reload_resumed_and_downloaded(
     batch: Page, tmp_path: Path
 ) -> None:
-    """The story of a fresh clone; the example's rows five times, so that there is time to stop them."""
-    rows = read_rows(EXAMPLES / "messages.csv")
-    table = tmp_path / "many_messages.csv"
-    with table.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        for copy in range(5):  # each text once only: identical rows are computed once
-            writer.writerows(
-                row | {"id": f"{row['id']}-{copy}", "message": f"{row['message']} ({copy})"} for row in rows
-            )
-    num_rows = 5 * len(rows)
+    """The story of a fresh clone."""
+    rows, copies = read_rows(EXAMPLES / "messages.csv"), 15
+    table = many_messages(tmp_path, copies)
+    num_rows = copies * len(rows)
     upload(batch, table, EXAMPLES / "questions.json")
     expect(fact(batch, "#plan", "Rows")).to_contain_text(str(num_rows))
     expect(fact(batch, "#plan", "Longest")).to_contain_text("tokens")
@@ -101,7 +84,7 @@ def test_the_example_runs_is_stopped_found_again_after_a_reload_resumed_and_down
     expect(batch.locator("#progress strong")).to_have_text("Done", timeout=RUN_TIMEOUT_MS)
 
     out = list(csv.DictReader(io.StringIO(download(batch, "#download-csv"))))
-    assert [row["id"] for row in out] == [f"{row['id']}-{copy}" for copy in range(5) for row in rows]
+    assert [row["id"] for row in out] == [f"{row['id']}-{copy}" for copy in range(copies) for row in rows]
     texts = [row["message"].removeprefix("'") for row in out[: len(rows)]]  # one looks like a formula
     assert texts == [f"{row['message']} (0)" for row in rows]
     assert {row["error"] for row in out} == {""}

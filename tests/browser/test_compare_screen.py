@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser.steps import Watched, open_batch, open_decide, press_decide
+from browser.steps import EXAMPLES, Watched, many_messages, open_batch, open_decide, press_decide, upload
 from playwright.sync_api import Browser, Page, expect
 
 RUN_TIMEOUT_MS = 240_000
@@ -180,9 +180,15 @@ def test_a_comparison_fits_phone_and_desk_in_both_themes(
     context.close()
 
 
-def test_a_comparison_can_be_stopped_and_gone_on_with(page: Page, app_url: str, compared_url: str) -> None:
-    page.goto(f"{app_url}/compare", wait_until="domcontentloaded")
-    expect(page.locator("#compare-batch input")).to_have_value(re.compile("messages"))
+def test_a_comparison_can_be_stopped_and_gone_on_with(page: Page, app_url: str, tmp_path: Path) -> None:
+    open_batch(page, f"{app_url}/batch")
+    upload(page, many_messages(tmp_path, 5), EXAMPLES / "questions.json")
+    expect(page.locator("#plan .fact").first).to_contain_text("200")
+    page.locator("#batch-variants label", has_text="BF16").click()
+    page.locator("#run").click()
+    expect(page.locator("#progress strong")).to_have_text("Done", timeout=RUN_TIMEOUT_MS)
+    page.locator("#compare").click()
+    expect(page.locator("#compare-batch input")).to_have_value(re.compile("many_messages"))
     page.locator("#compare-right input").click()
     page.get_by_role("option", name="BF16").click()
     page.locator("#compare-floor input").uncheck()
@@ -192,7 +198,7 @@ def test_a_comparison_can_be_stopped_and_gone_on_with(page: Page, app_url: str, 
     expect(page.locator("#progress")).to_contain_text("not made")
     page.locator("#resume").click()
     expect(page.locator(REPORT)).to_contain_text(
-        "BF16 run again picked the same option as BF16 for 120 of 120", timeout=RUN_TIMEOUT_MS
+        "BF16 run again picked the same option as BF16 for 600 of 600", timeout=RUN_TIMEOUT_MS
     )
     expect(page.locator("#comparison-head")).to_contain_text("no noise floor")
     page.wait_for_timeout(500)

@@ -1,8 +1,9 @@
 """The History screen in a real browser: what was decided is found and opened again."""
 
+from pathlib import Path
 from uuid import uuid4
 
-from browser.steps import PROJECT, open_batch, open_decide, press_decide
+from browser.steps import EXAMPLES, many_messages, open_batch, open_decide, press_decide, upload
 from playwright.sync_api import Page, expect
 
 
@@ -25,16 +26,16 @@ def test_a_decision_is_listed_first_found_by_its_words_and_opened_again(page: Pa
     expect(page.locator("#state textarea")).to_have_value(f"Find {word} again, <b>please</b>")
 
 
-def test_entries_are_filtered_by_kind_and_variant(page: Page, app_url: str) -> None:
+def test_entries_are_filtered_by_kind_and_variant(page: Page, app_url: str, tmp_path: Path) -> None:
     open_decide(page, app_url)
     page.locator("#variants label", has_text="BF16").click()
     press_decide(page)
     open_batch(page, f"{app_url}/batch")
-    page.locator("#batch-example").click()
-    expect(page.locator("#plan .fact").first).to_contain_text("40")
+    upload(page, many_messages(tmp_path, 15), EXAMPLES / "questions.json")
+    expect(page.locator("#plan .fact").first).to_contain_text("600")
     page.locator("#batch-variants label", has_text="MXFP4").click()
     page.locator("#run").click()
-    expect(page.locator("#batch-head")).to_contain_text("messages.csv")
+    expect(page.locator("#batch-head")).to_contain_text("many_messages.csv")
     page.locator("#cancel").click()
     expect(page.locator("#progress strong")).to_have_text("Cancelled", timeout=60_000)
     open_history(page, app_url)
@@ -55,13 +56,12 @@ def test_what_fits_no_filter_gets_a_helpful_empty_list(page: Page, app_url: str)
     expect(page.locator("#history .empty")).to_contain_text("Nothing fits")
 
 
-def test_a_batch_is_opened_from_the_history(page: Page, app_url: str) -> None:
+def test_a_batch_is_opened_from_the_history(page: Page, app_url: str, tmp_path: Path) -> None:
     open_batch(page, f"{app_url}/batch")
-    page.locator("#batch-file input[type=file]").set_input_files(PROJECT / "examples" / "messages.csv")
-    page.locator("#batch-example").click()
-    expect(page.locator("#plan .fact").first).to_contain_text("40")
+    upload(page, many_messages(tmp_path, 15), EXAMPLES / "questions.json")
+    expect(page.locator("#plan .fact").first).to_contain_text("600")
     page.locator("#run").click()
-    expect(page.locator("#batch-head")).to_contain_text("messages.csv")
+    expect(page.locator("#batch-head")).to_contain_text("many_messages.csv")
     page.wait_for_url("**/batch?batch=*")
     number = page.url.partition("batch=")[2]
     page.locator("#cancel").click()
