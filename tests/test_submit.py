@@ -17,7 +17,7 @@ from sqlalchemy import text
 from clef_core.errors import Problem, RequestError
 from clef_core.schema import Submission
 from db import store
-from worker.bell import Bell, BellJob, queue_of
+from worker.bell import ROWS_PER_JOB, Bell, BellJob, queue_of
 from worker.submit import BatchRow, QueueFullError, Submitter
 
 BOTH = ["bf16", "mxfp4"]
@@ -71,12 +71,12 @@ def test_a_single_request_rings_in_front_of_a_batch(submitter: Submitter) -> Non
     assert bells(submitter, "bf16")[0] == [single]
 
 
-def test_a_batch_rings_once_for_128_rows(submitter: Submitter) -> None:
-    submit_batch(submitter, [f"s{n}" for n in range(300)], BOTH)
+def test_a_batch_rings_once_for_64_rows(submitter: Submitter) -> None:
+    submit_batch(submitter, [f"s{n}" for n in range(150)], BOTH)
     for variant in BOTH:
         rung = bells(submitter, variant)
-        assert [len(rows) for rows in rung] == [128, 128, 44]
-        assert len({row for rows in rung for row in rows}) == 300
+        assert [len(rows) for rows in rung] == [ROWS_PER_JOB, ROWS_PER_JOB, 150 - 2 * ROWS_PER_JOB]
+        assert len({row for rows in rung for row in rows}) == 150
 
 
 def test_a_full_queue_is_refused_before_anything_is_stored(submitter: Submitter) -> None:
@@ -229,11 +229,11 @@ def test_rows_that_break_off_leave_a_cancelled_batch(submitter: Submitter) -> No
 
 
 def test_cancel_and_resume_ring_again_for_what_is_left(submitter: Submitter) -> None:
-    batch_id = submit_batch(submitter, [f"s{n}" for n in range(140)], ["bf16"])
+    batch_id = submit_batch(submitter, [f"s{n}" for n in range(70)], ["bf16"])
     submitter.cancel_batch(batch_id)
     queue_of(submitter.redis, "bf16").empty()
-    assert submitter.resume_batch(batch_id) == 140
-    assert [len(rows) for rows in bells(submitter, "bf16")] == [128, 12]
+    assert submitter.resume_batch(batch_id) == 70
+    assert [len(rows) for rows in bells(submitter, "bf16")] == [64, 6]
     assert submitter.resume_batch(batch_id) == 0
 
 
@@ -256,14 +256,14 @@ def test_wait_returns_the_state_when_the_time_is_over(submitter: Submitter) -> N
 def test_the_bell_knows_which_rows_it_was_rung_for(submitter: Submitter) -> None:
     bell = Bell(submitter.redis)
     assert bell.rung_rows("bf16") == set()
-    bell.ring("bf16", range(200), at_front=False)
-    bell.ring("bf16", [300, 301], at_front=True, alone=True)
-    assert bell.rung_rows("bf16") == {*range(200), 300, 301}
-    assert bell.rung_rows("bf16", among={70, 300, 400}) == {70, 300}
-    assert bells(submitter, "bf16")[0] in ([300], [301])
+    bell.ring("bf16", range(100), at_front=False)
+    bell.ring("bf16", [200, 201], at_front=True, alone=True)
+    assert bell.rung_rows("bf16") == {*range(100), 200, 201}
+    assert bell.rung_rows("bf16", among={70, 200, 300}) == {70, 200}
+    assert bells(submitter, "bf16")[0] in ([200], [201])
     queue = queue_of(submitter.redis, "bf16")
     queue.remove(queue.job_ids[-1])
-    assert bell.rung_rows("bf16") == {*range(128), 300, 301}
+    assert bell.rung_rows("bf16") == {*range(64), 200, 201}
     submitter.redis.flushall()
     queue.enqueue("os.system", "echo")
     queue.enqueue("decide_rows")

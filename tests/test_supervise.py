@@ -111,7 +111,7 @@ def test_a_worker_that_does_not_end_is_killed(
 
 
 def test_the_sweeper_rings_for_every_waiting_row_without_a_bell(submitter: Submitter) -> None:
-    batch_id = submit_batch(submitter, [f"s{n}" for n in range(200)], ["bf16"])
+    batch_id = submit_batch(submitter, [f"s{n}" for n in range(100)], ["bf16"])
     single = submitter.submit(submission_of("alone"), ["bf16"], source="page").decision_ids["bf16"]
     with submitter.database.read() as session:
         rows = {row.decisions["bf16"].id for row in store.iter_results(session, batch_id)} | {single}
@@ -123,7 +123,7 @@ def test_the_sweeper_rings_for_every_waiting_row_without_a_bell(submitter: Submi
     assert bell.rung_rows("bf16") == rows
     length = submitter.redis.llen("rq:queue:clef:bf16")
     sweeper.sweep()
-    assert submitter.redis.llen("rq:queue:clef:bf16") == length == 3  # one in front, 128 and 72 rows
+    assert submitter.redis.llen("rq:queue:clef:bf16") == length == 3  # one in front, 64 and 36 rows
 
 
 def test_a_sweep_without_redis_is_met_again_later(submitter: Submitter) -> None:

@@ -19,9 +19,7 @@ from db.views import PRIORITY_SINGLE, WaitingRow
 
 logger = logging.getLogger(__name__)
 
-ROWS_PER_JOB = 128
-"""A job costs some 20 ms besides its rows; after a crash each of its rows is tried alone."""
-
+ROWS_PER_JOB = 64
 JOBS_PER_FETCH = 256
 HANDLER = "decide_rows"
 FAILURE_TTL_S = 3600
@@ -58,7 +56,7 @@ class Bell:
         self._rows_of_job: dict[str, array[int]] = {}
 
     def ring(self, variant: str, decision_ids: Sequence[int], *, at_front: bool, alone: bool = False) -> bool:
-        """Enqueue jobs of up to 128 rows each, or of one row each. False when Redis cannot be reached."""
+        """Enqueue jobs of up to 64 rows each, or of one row each. False when Redis cannot be reached."""
         step = 1 if alone else ROWS_PER_JOB
         jobs = [
             Queue.prepare_data(
