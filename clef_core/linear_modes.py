@@ -8,7 +8,6 @@ On a GPU with FP8 units their products are tried too (`clef_core.gpu_products`).
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from clef_core.int8 import Int8Kernel, Int8Weight, split_rows
 from clef_core.kernels import PLAIN, compiled_kernels
 from clef_core.mxfp4 import fake_quantize
 from clef_core.mxfp4_linear import LinearMode, MXFP4Linear, Steps
+from clef_core.room import free_memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ def choose_mode(num_weights: int, device: torch.device, dtype: torch.dtype) -> L
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_memory_bytes()
 
 
 def prepare_linears(model: nn.Module, mode: LinearMode, device: torch.device, dtype: torch.dtype) -> Steps:

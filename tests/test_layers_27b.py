@@ -4,7 +4,6 @@ Weights are random codes and scales, written as a release of two layers; what co
 """
 
 import json
-import os
 import shutil
 import warnings
 from pathlib import Path
@@ -21,6 +20,7 @@ from clef_core.model import load_backbone
 from clef_core.mxfp4 import BLOCK
 from clef_core.mxfp4_linear import MXFP4Linear
 from clef_core.release import CHECKSUMS, INDEX, read_release
+from clef_core.room import free_memory_bytes
 
 SMALL = PROJECT / "checkpoints" / "random-mxfp4"
 NEEDED_BYTES = 8 * 2**30
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # Quark warns a lot
     pytest.mark.skipif(
-        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < NEEDED_BYTES,
+        free_memory_bytes() < NEEDED_BYTES,
         reason="two layers of a 27B model need 8 GiB of free memory",
     ),
 ]

@@ -1,6 +1,7 @@
 """How linears compute: every mode gives the same answers but for rounding, and the choice follows the measurement."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,6 +98,17 @@ def test_the_measurement_finds_a_working_product():
     timings = measure_products()
     assert min(timings.bfloat16, timings.float32, timings.int8) > 0
     assert measure_products() is timings
+
+
+def test_memory_that_holds_copies_of_files_counts_as_free():
+    """Reading a release of 19 GB fills what is free with its pages, which the system gives back."""
+    if not Path("/proc/meminfo").is_file():
+        pytest.skip("no /proc/meminfo here")
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    assert linear_modes._free_bytes(CPU) <= 1.1 * available
+    if not Path("/sys/fs/cgroup/memory.max").is_file():
+        assert linear_modes._free_bytes(CPU) >= 0.9 * available
 
 
 def test_a_busy_moment_takes_no_mode_away(monkeypatch):
