@@ -57,7 +57,7 @@ def main(n: int, data: Path, release: Path) -> None:
         interval = wilson(same, n)
         moved = max(max_abs_difference(one, other) for one, other in pairs)
         share = f"{same} of {n} ({same / n:.1%}, {interval.low:.1%} to {interval.high:.1%})"
-        print(f"| {mode} | {share} | {moved:.4f} | {seconds:.1f} |", flush=True)
+        print(f"| {mode} | {share} | {moved:.1e} | {seconds:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
