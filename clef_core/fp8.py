@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from clef_core.mxfp4 import BLOCK, exponents_of, power_of_two, round_to_e2m1
+from clef_core.mxfp4 import BLOCK, lifted_elements, octaves_in_rows, power_of_two
 
 if TYPE_CHECKING:
     from clef_core.kernels import Kernels
@@ -90,14 +90,9 @@ def place_rows(largest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         largest: int32 (R, K / 32), of `mxfp4.largest_bits`.
 
     Returns:
-        exponents int32 (R, K / 32); base int32 (R,), the largest exponent of the row's blocks that are not zero; down
-        int32 (R, K / 32), octaves below the base; is_wide bool (R,).
+        exponents, base and down as `octaves_in_rows`; is_wide bool (R,).
     """
-    exponents = exponents_of(largest)
-    base = torch.where(largest > 0, exponents, -1000).amax(-1)
-    base = torch.where(base == -1000, 0, base)
-    down = base.unsqueeze(-1) - exponents
-    deepest = torch.where(largest > 0, down, 0).amax(-1)
+    exponents, base, down, deepest = octaves_in_rows(largest)
     return exponents, base, down, (deepest >= OCTAVES) | (base.abs() > MAX_BASE)
 
 
@@ -112,9 +107,7 @@ def fp8_values(blocks: Tensor, exponents: Tensor, down: Tensor, dtype: torch.dty
     Returns:
         `dtype` (R, K / 32, 32); what stands for NaN is anything.
     """
-    factor = torch.where((down >= 0) & (down < OCTAVES), power_of_two(TOP[dtype] - down.clamp(0, OCTAVES)), 0.0)
-    values = round_to_e2m1(blocks.float() * power_of_two(-exponents).unsqueeze(-1))
-    return (values * factor.unsqueeze(-1)).to(dtype)
+    return lifted_elements(blocks, exponents, down, TOP[dtype], OCTAVES).to(dtype)
 
 
 def split_rows(x: Tensor, dtype: torch.dtype, kernels: "Kernels") -> Fp8Rows:

@@ -36,7 +36,7 @@ MAX_SUM_ERROR = 2**-10
 
 @dataclass(frozen=True)
 class GpuTimings:
-    """Milliseconds of one product of `GPU_SHAPE` in three modes, the input rounded beforehand.
+    """Milliseconds of one product in three modes, the input rounded beforehand.
 
     `fp8_error` is the largest error of an FP8 sum, relative to the sum of its products' magnitudes and beyond the
     rounding of the result to bfloat16; it and `fp8` are infinite where the device refuses the product.
@@ -54,10 +54,13 @@ class GpuTimings:
 
 @cache
 def measure_gpu_products(
-    device: torch.device, fp8_dtype: torch.dtype, multiply: Multiply = scaled_product
+    device: torch.device,
+    fp8_dtype: torch.dtype,
+    multiply: Multiply = scaled_product,
+    shape: tuple[int, int, int] = GPU_SHAPE,
 ) -> GpuTimings:
     """Time FP8 products of a format beside BF16's, and see how well they add; once per process and device."""
-    num_rows, features, outputs = GPU_SHAPE
+    num_rows, features, outputs = shape
     generator = torch.Generator().manual_seed(0)
 
     def best_ms(run: Callable[[], object]) -> float:
@@ -95,7 +98,7 @@ def measure_gpu_products(
         )
     logger.info(
         "products of %d x %d x %d on %s: packed %.3f ms, expanded %.3f ms, FP8 %.3f ms with errors to %.1e of the sums",
-        *GPU_SHAPE, device, timings.packed, timings.expanded, timings.fp8, timings.fp8_error,
+        *shape, device, timings.packed, timings.expanded, timings.fp8, timings.fp8_error,
     )  # fmt: skip
     return timings
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from clef_core.mxfp4 import BLOCK, exponents_of, power_of_two, round_to_e2m1
+from clef_core.mxfp4 import BLOCK, lifted_elements, octaves_in_rows, power_of_two
 
 if TYPE_CHECKING:
     from clef_core.kernels import Kernels
@@ -82,15 +82,10 @@ def place_blocks(largest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         largest: int32 (R, K / 32), of `largest_bits`.
 
     Returns:
-        exponents int32 (R, K / 32); base int32 (R,), the largest exponent of the row's blocks that are not zero; down
-        int32 (R, K / 32), octaves below the base; kind int32 (R,): how many matrices the row needs beside
-        the near one, 0 to 2; 3 for a wide row.
+        exponents, base and down as `octaves_in_rows`; kind int32 (R,): how many matrices the row needs beside the near
+        one, 0 to 2; 3 for a wide row.
     """
-    exponents = exponents_of(largest)
-    base = torch.where(largest > 0, exponents, -1000).amax(-1)
-    base = torch.where(base == -1000, 0, base)
-    down = base.unsqueeze(-1) - exponents
-    deepest = torch.where(largest > 0, down, 0).amax(-1)
+    exponents, base, down, deepest = octaves_in_rows(largest)
     kind = (deepest // OCTAVES).clamp(max=WIDE)
     return exponents, base, down, torch.where(base.abs() > MAX_BASE, WIDE, kind)
 
@@ -105,9 +100,7 @@ def scaled_codes(blocks: Tensor, exponents: Tensor, down: Tensor) -> Tensor:
     Returns:
         int8 (R, K / 32, 32); what stands for NaN is anything.
     """
-    factor = torch.where((down >= 0) & (down < OCTAVES), power_of_two(OCTAVES - down.clamp(0, OCTAVES)), 0.0)
-    values = round_to_e2m1(blocks.float() * power_of_two(-exponents).unsqueeze(-1))
-    return (values * factor.unsqueeze(-1)).to(torch.int8)
+    return lifted_elements(blocks, exponents, down, OCTAVES, OCTAVES).to(torch.int8)
 
 
 def round_once(exact: Tensor, dtype: torch.dtype) -> Tensor:

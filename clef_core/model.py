@@ -148,7 +148,7 @@ def load_release(
     gpu.report(device)
     files = read_release(path)
     checksum = verify_checksums(files)
-    backbone = load_backbone(files, device, dtype, beside.backbone.state_dict() if beside else {})
+    backbone = load_backbone(files, device, dtype, beside.backbone.state_dict() if beside else None)
     mode, steps = None, None
     if files.kind == "mxfp4":
         mode = linear_mode or choose_mode(_num_quantised(files), device, dtype)

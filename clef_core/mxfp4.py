@@ -167,6 +167,39 @@ def round_to_e2m1(v: Tensor) -> Tensor:
     return torch.copysign((magnitude + rounder) - rounder, v)
 
 
+def octaves_in_rows(largest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """How far the blocks of each row lie apart.
+
+    Args:
+        largest: int32 (R, K / 32), of `largest_bits`.
+
+    Returns:
+        exponents int32 (R, K / 32); base int32 (R,), the largest exponent of the row's blocks that are not zero, 0 for
+        a row of zeros; down int32 (R, K / 32), octaves below the base; deepest int32 (R,), the largest of them among
+        blocks that are not zero.
+    """
+    exponents = exponents_of(largest)
+    base = torch.where(largest > 0, exponents, -1000).amax(-1)
+    base = torch.where(base == -1000, 0, base)
+    down = base.unsqueeze(-1) - exponents
+    return exponents, base, down, torch.where(largest > 0, down, 0).amax(-1)
+
+
+def lifted_elements(blocks: Tensor, exponents: Tensor, down: Tensor, top: int, octaves: int) -> Tensor:
+    """E2M1 values times 2**(top - down) where `down` is 0 to octaves - 1, and 0 elsewhere.
+
+    Args:
+        blocks: float32 or bfloat16 (R, K / 32, 32).
+        exponents, down: int32 (R, K / 32), of `octaves_in_rows`.
+
+    Returns:
+        float32 (R, K / 32, 32).
+    """
+    is_near = (down >= 0) & (down < octaves)
+    factor = torch.where(is_near, power_of_two(top - down.clamp(0, octaves)), 0.0)
+    return round_to_e2m1(blocks.float() * power_of_two(-exponents).unsqueeze(-1)) * factor.unsqueeze(-1)
+
+
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Encode to MXFP4.
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from rows import plain_rows, rows_over
 from torch import Tensor
 
 from clef_core.fp8 import MAX_BASE, OCTAVES, TOP, Fp8Weight, scaled_product, split_rows
@@ -12,7 +13,6 @@ from clef_core.mxfp4 import BLOCK, E2M1_VALUES, dequantize, fake_quantize, quant
 
 FORMATS = tuple(TOP)
 OCP = torch.float8_e4m3fn
-FEATURES = 8 * BLOCK
 SUM_ERROR = 2**-10
 """Of the sum of the magnitudes: what the issue allows."""
 
@@ -25,17 +25,6 @@ def generator() -> torch.Generator:
 def emulated(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor) -> Tensor:
     """FP8 units that add in float32 and do not round at the end."""
     return (x.float() @ weight.float().t()) * x_scale.unsqueeze(1) * weight_scale
-
-
-def plain_rows(generator: torch.Generator, num_rows: int = 24) -> Tensor:
-    return torch.randn(num_rows, FEATURES, generator=generator)
-
-
-def rows_over(octaves: int, generator: torch.Generator, num_rows: int = 24) -> Tensor:
-    """Rows whose blocks lie up to so many octaves apart."""
-    x = plain_rows(generator, num_rows)
-    down = torch.randint(0, octaves + 1, (num_rows, FEATURES // BLOCK, 1), generator=generator)
-    return (x.view(num_rows, -1, BLOCK) * torch.exp2(-down.float())).view(num_rows, -1)
 
 
 def hostile_rows(generator: torch.Generator) -> Tensor:

@@ -3,25 +3,19 @@
 import logging
 import math
 
-import pytest
 import torch
 from torch import Tensor
 
-from clef_core import gpu_products
 from clef_core.fp8 import Multiply, scaled_product
 from clef_core.gpu_products import MAX_SUM_ERROR, GpuTimings, measure_gpu_products
 
 OCP = torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True)
-def _small_products(monkeypatch):
-    monkeypatch.setattr(gpu_products, "GPU_SHAPE", (16, 4096, 16))
+SMALL_SHAPE = (16, 4096, 16)
 
 
 def measure(multiply: Multiply = scaled_product) -> GpuTimings:
     """On a CPU, which has FP8 products too, slow ones."""
-    return measure_gpu_products.__wrapped__(torch.device("cpu"), OCP, multiply)
+    return measure_gpu_products.__wrapped__(torch.device("cpu"), OCP, multiply, SMALL_SHAPE)
 
 
 def short_sums(products_per_sum: int) -> Multiply:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from rows import plain_rows, rows_over
 from torch import Tensor
 
 from clef_core.int8 import MAX_INT8, OCTAVES, Int8Kernel, Int8Weight, float64_product, round_once, split_rows
@@ -11,23 +12,11 @@ from clef_core.kernels import PLAIN, Kernels, compiled_kernels
 from clef_core.mxfp4 import BLOCK, dequantize, fake_quantize, quantize
 
 KERNELS: tuple[Int8Kernel, ...] = ("int_mm", "onednn")
-FEATURES = 8 * BLOCK
 
 
 @pytest.fixture(scope="module")
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-def plain_rows(generator: torch.Generator, num_rows: int, features: int = FEATURES) -> Tensor:
-    return torch.randn(num_rows, features, generator=generator)
-
-
-def rows_over(octaves: int, generator: torch.Generator, num_rows: int = 24) -> Tensor:
-    """Rows whose blocks lie up to so many octaves apart."""
-    x = plain_rows(generator, num_rows)
-    down = torch.randint(0, octaves + 1, (num_rows, FEATURES // BLOCK, 1), generator=generator)
-    return (x.view(num_rows, -1, BLOCK) * torch.exp2(-down.float())).view(num_rows, -1)
 
 
 def hostile_rows(generator: torch.Generator) -> Tensor:

@@ -74,14 +74,16 @@ def stop() -> threading.Event:
     return threading.Event()
 
 
+def jobs_of(submitter: Submitter, engine: WatchedEngine, stop: threading.Event, look_up_every_s: float) -> RowJobs:
+    return RowJobs(
+        NAME, {"bf16": engine}, submitter.database, submitter.images, Bell(submitter.redis), stop=stop,
+        watchdog=Watchdog(600, parent_pid=None, on_orphan=lambda: None), look_up_every_s=look_up_every_s,
+    )  # fmt: skip
+
+
 @pytest.fixture
-def jobs(
-    submitter: Submitter, engine: WatchedEngine, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> RowJobs:
-    monkeypatch.setattr("worker.jobs.LOOK_UP_EVERY_S", 0.0)
-    watchdog = Watchdog(600, parent_pid=None, on_orphan=lambda: None)
-    bell = Bell(submitter.redis)
-    return RowJobs(NAME, {"bf16": engine}, submitter.database, submitter.images, bell, stop=stop, watchdog=watchdog)
+def jobs(submitter: Submitter, engine: WatchedEngine, stop: threading.Event) -> RowJobs:
+    return jobs_of(submitter, engine, stop, look_up_every_s=0.0)
 
 
 def decisions(submitter: Submitter, batch_id: int) -> list[DecisionView]:
@@ -301,9 +303,9 @@ def test_a_cancelled_batch_stops_between_micro_batches(
 
 
 def test_fast_micro_batches_do_not_look_up_each_time(
-    submitter: Submitter, jobs: RowJobs, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+    submitter: Submitter, engine: WatchedEngine, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.jobs.LOOK_UP_EVERY_S", 60.0)
+    jobs = jobs_of(submitter, engine, stop, look_up_every_s=60.0)
     batch_id = submit_batch(submitter, ["one", "two", "three"], ["bf16"])
     looked: list[int] = []
     interruptions = store.interruptions

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGeneration
 
+from benchmarks.gpu_27b import SCALES
 from clef_core.model import load_backbone
 from clef_core.mxfp4 import BLOCK
 from clef_core.mxfp4_linear import MXFP4Linear
@@ -25,11 +26,8 @@ from clef_core.room import free_memory_bytes
 SMALL = PROJECT / "checkpoints" / "random-mxfp4"
 NEEDED_BYTES = 8 * 2**30
 KINDS = ("linear_attention", "full_attention")
-SHAPE_OF_27B = {
-    "hidden_size": 5_120, "intermediate_size": 17_408, "num_hidden_layers": len(KINDS), "layer_types": list(KINDS),
-    "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-}  # fmt: skip
+SHAPE_OF_27B = {name: size for name, size in SCALES["27b"].items() if name != "vocab_size"}
+SHAPE_OF_27B |= {"num_hidden_layers": len(KINDS), "layer_types": list(KINDS)}
 
 pytestmark = [
     pytest.mark.slow,

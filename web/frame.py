@@ -110,28 +110,26 @@ def random_notice(submitter: Submitter, live: Sequence[WorkerView]) -> str:
         for variant, source in submitter.settings.variants.items()
         if (facts[variant].get("is_random") if variant in facts else _is_random(source))
     ]
-    if not random:
-        return ""
-    names = " and ".join(escape(variant_label(variant)) for variant in random)
-    settings = " and ".join(f"<code>CLEF_{escape(variant.upper())}</code>" for variant in random)
-    return (
-        f'<div class="random-notice" role="note"><strong>These answers mean nothing.</strong> {names} '
-        f"{'runs' if len(random) == 1 else 'run'} on random weights, which only show that the machinery works. "
-        f"Point {settings} at a real release to get decisions.</div>"
-    )
+    what = "random weights, which only show that the machinery works"
+    return _notice("random-notice", "These answers mean nothing.", random, what, "to get decisions")
 
 
 def nano_notice(variants: Mapping[str, str]) -> str:
     """A line that names the variants that run the small releases shipped with the project, or nothing."""
     nano = [variant for variant, source in variants.items() if Path(source) in NANO_RELEASES]
-    if not nano:
+    what = "a model of 14 million parameters that is often wrong"
+    return _notice("nano-notice", "This is clef-nano, not Clef.", nano, what, "for decisions that matter")
+
+
+def _notice(css_class: str, headline: str, variants: Sequence[str], what: str, purpose: str) -> str:
+    """What the variants run on, and which settings change that; nothing where there are none."""
+    if not variants:
         return ""
-    names = " and ".join(escape(variant_label(variant)) for variant in nano)
-    settings = " and ".join(f"<code>CLEF_{escape(variant.upper())}</code>" for variant in nano)
+    names = " and ".join(escape(variant_label(variant)) for variant in variants)
+    settings = " and ".join(f"<code>CLEF_{escape(variant.upper())}</code>" for variant in variants)
     return (
-        f'<div class="nano-notice" role="note"><strong>This is clef-nano, not Clef.</strong> {names} '
-        f"{'runs' if len(nano) == 1 else 'run'} on a model of 14 million parameters that is often wrong. "
-        f"Point {settings} at a real release for decisions that matter.</div>"
+        f'<div class="{css_class}" role="note"><strong>{headline}</strong> {names} '
+        f"{'runs' if len(variants) == 1 else 'run'} on {what}. Point {settings} at a real release {purpose}.</div>"
     )
 
 

@@ -6,31 +6,19 @@ cards (Gradio 6.31; about 1 page load in 1,000, more on a busy machine). So the 
 copies, give their values as of the moment they are asked for. Knows of Gradio only these two tables.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import gradio as gr
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
-
-class SteadyTable(dict[_Key, _Value]):
+class SteadyTable(dict[Any, Any]):
     """A dict that may change while somebody walks over its values; copies of it are of the same kind."""
 
     def values(self) -> Any:  # dict_values cannot be subclassed
         return list(super().values())  # in one step: no other thread comes between
 
-    def __copy__(self) -> "SteadyTable[_Key, _Value]":
-        return SteadyTable(self)
-
 
 def steady_sessions(page: gr.Blocks) -> None:
     """Make the tables of `page`, and so those of its future sessions, steady. Call it once all is drawn."""
-    config = page.default_config
-    config.blocks = _steady(config.blocks)
-    config.fns = _steady(config.fns)
-
-
-def _steady(table: Mapping[_Key, _Value]) -> dict[_Key, _Value]:
-    return SteadyTable(table)
+    page.default_config.blocks = SteadyTable(page.default_config.blocks)
+    page.default_config.fns = SteadyTable(page.default_config.fns)

@@ -73,6 +73,7 @@ class RowJobs:
         *,
         stop: threading.Event,
         watchdog: Watchdog,
+        look_up_every_s: float = LOOK_UP_EVERY_S,
     ) -> None:
         self.name = name
         self.is_busy = False
@@ -84,6 +85,7 @@ class RowJobs:
         self._stop = stop
         self._watchdog = watchdog
         self._run_ids: dict[_Task, int] = {}
+        self._look_up_every_s = look_up_every_s
         self._next_look_up = 0.0
         self._alike: tuple[dict[str, Any], Request] | None = None
 
@@ -255,7 +257,7 @@ class RowJobs:
             return None
         if time.monotonic() < self._next_look_up:
             return []
-        self._next_look_up = time.monotonic() + LOOK_UP_EVERY_S
+        self._next_look_up = time.monotonic() + self._look_up_every_s
         with self._database.read() as session:
             return store.interruptions(session, token, list(self._engines))
 
