@@ -7,8 +7,9 @@ extreme exponents or NaN (`wide`) are multiplied in float64. A product is then a
 rounded once. Knows no file and no model.
 
 What surprises: weights have so few far blocks that a whole second product would be a waste; the outputs that need one
-(columns of the result) are computed apart. And oneDNN hands its INT32 sums over as float32, exact below 2**24 only:
-rows that reach it are multiplied in float64 too.
+(columns of the result) are computed apart. oneDNN hands its INT32 sums over as float32, exact below 2**24 only: rows
+that reach it are multiplied in float64 too. And its inputs are made unsigned, with an offset that it takes back in
+INT32: only AMX multiplies signed ones fast.
 
 Source: OCP Microscaling Formats (MX) v1.0, 5.3.3 (E2M1). Rounding to odd: Boldo and Melquiond 2008, "Emulation of a FMA
 and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd".
@@ -48,7 +49,10 @@ WIDE_COLUMNS = 1024
 """Weight rows decoded to float64 at a time."""
 
 Int8Kernel = Literal["onednn", "int_mm"]
-"""`onednn` multiplies with weights laid out for AMX; `int_mm` (torch's) is better on every other CPU."""
+"""`onednn` multiplies with weights laid out once, which AMX and AVX-512 do fast; `int_mm` is torch's, for other CPUs."""
+
+OFFSET = 128
+"""What is added to an INT8 value to make it unsigned."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,13 @@ def place_blocks(largest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         largest: int32 (R, K / 32), of `largest_bits`.
 
     Returns:
-        exponents, base and down as `octaves_in_rows`; kind int32 (R,): how many matrices the row needs beside the near
-        one, 0 to 2; 3 for a wide row.
+        exponents and down as `octaves_in_rows`; scale float32 (R,) as in `Int8Rows`; kind int32 (R,): how many matrices
+        the row needs beside the near one, 0 to 2; 3 for a wide row.
     """
     exponents, base, down, deepest = octaves_in_rows(largest)
     kind = (deepest // OCTAVES).clamp(max=WIDE)
-    return exponents, base, down, torch.where(base.abs() > MAX_BASE, WIDE, kind)
+    scale = power_of_two(base.clamp(-MAX_BASE, MAX_BASE) - OCTAVES)
+    return exponents, down, scale, torch.where(base.abs() > MAX_BASE, WIDE, kind)
 
 
 def scaled_codes(blocks: Tensor, exponents: Tensor, down: Tensor) -> Tensor:
@@ -148,16 +153,18 @@ def split_rows(x: Tensor, kernels: "Kernels") -> Int8Rows:
         x: float32 or bfloat16 (R, K), K divisible by 32, contiguous.
     """
     blocks = x.view(len(x), -1, BLOCK)
-    exponents, base, down, kind = kernels.place_blocks(kernels.largest_bits(blocks))
+    exponents, down, scale, kind = kernels.place_blocks(kernels.largest_bits(blocks))
     near = kernels.scaled_codes(blocks, exponents, down).view(x.shape)
-    two, three, wide = (torch.nonzero(kind == number).squeeze(-1) for number in (1, 2, WIDE))
+    lower = torch.nonzero(kind).squeeze(-1)
+    two, three, wide = (lower[kind[lower] == number] for number in (1, 2, WIDE))
     far_rows = torch.cat([two, three])
-    far, deep = (
-        kernels.scaled_codes(blocks[rows], exponents[rows], down[rows] - below).view(-1, x.shape[1])
-        for rows, below in ((far_rows, OCTAVES), (three, 2 * OCTAVES))
-    )
-    scale = power_of_two(base.clamp(-MAX_BASE, MAX_BASE) - OCTAVES)
-    return Int8Rows(near, scale, far_rows, far, deep, wide)
+
+    def codes(rows: Tensor, below: int) -> Tensor:
+        if not len(rows):  # as mostly
+            return near[:0]
+        return kernels.scaled_codes(blocks[rows], exponents[rows], down[rows] - below).view(-1, x.shape[1])
+
+    return Int8Rows(near, scale, far_rows, codes(far_rows, OCTAVES), codes(three, 2 * OCTAVES), wide)
 
 
 class Int8Weight:
@@ -189,13 +196,14 @@ class Int8Weight:
             (M, N), and int64 indices of the rows that are left to be multiplied in float64: the wide ones, and those
             whose sums reach 2**24.
         """
-        out = torch.empty(len(x.near), len(self.scale), dtype=dtype)
         largest = torch.zeros(len(x.near))
         is_fused = self.kernel == "onednn" and dtype == torch.bfloat16 and not self.may_overflow
         if is_fused:
-            torch.mul(self._onednn(x.near, self.scale, dtype), x.scale.to(dtype).unsqueeze(1), out=out)
-        for part in _parts(len(x.near)):
-            # One product for all matrices of these rows: each would lay the weight out anew.
+            out = self._onednn(x.near, self.scale, dtype).mul_(x.scale.to(dtype).unsqueeze(1))
+        else:
+            out = torch.empty(len(x.near), len(self.scale), dtype=dtype)
+        for part in _parts(len(x.near)) if len(x.far_rows) or not is_fused else ():
+            # One product for all matrices of these rows: torch's lays the weight out anew in each call.
             places = torch.nonzero((x.far_rows >= part.start) & (x.far_rows < part.stop)).squeeze(-1)
             deep_places = places[places >= x.num_two] - x.num_two
             if is_fused and not len(places):
@@ -248,8 +256,9 @@ class Int8Weight:
         return self._onednn(x, self._no_scale, torch.float32)
 
     def _onednn(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        unsigned = x.view(torch.uint8) ^ OFFSET
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            x, 1.0, 0, self.near, scale, self._no_offset, None, 1.0, 0, dtype, "none", [], ""
+            unsigned, 1.0, OFFSET, self.near, scale, self._no_offset, None, 1.0, 0, dtype, "none", [], ""
         )
         return product
 

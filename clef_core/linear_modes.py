@@ -113,7 +113,7 @@ def measure_products() -> Timings:
 def _faster_int8_kernel(x: Tensor, weight: Tensor) -> tuple[float, Int8Kernel | None]:
     """Milliseconds and name of the faster exact kernel; infinite and None where none is exact.
 
-    Tried on a small product, as oneDNN's is a thousand times slower than torch's where there is no AMX.
+    Tried on a small product, as oneDNN's is a thousand times slower than torch's on CPUs that it has no code for.
     """
     kernels: tuple[Int8Kernel, ...] = ("int_mm", "onednn")
     found: list[tuple[float, Int8Kernel]] = []

@@ -37,11 +37,18 @@ class Database:
         self.url = make_url(url)
         self._engine = make_engine(url)
         self._reader = self._engine.execution_options(read_only=True, postgresql_readonly=True)
+        self._hasty = self._engine.execution_options(synchronous="NORMAL")
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
-        """A session whose transaction commits at the end, or rolls back on an exception."""
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+    def write(self, *, is_durable: bool = True) -> Iterator[Session]:
+        """A session whose transaction commits at the end, or rolls back on an exception.
+
+        Args:
+            is_durable: False does not wait for the disk, so that a power cut may undo it; SQLite only. Enough for
+                claims, which end with the power anyway.
+        """
+        engine = self._engine if is_durable else self._hasty
+        with Session(engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
@@ -58,11 +65,12 @@ def _configure_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None
     connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    is_read_only = connection.get_execution_options().get("read_only", False)
+    options = connection.get_execution_options()
+    is_read_only = options.get("read_only", False)
     connection.exec_driver_sql(f"PRAGMA query_only={int(is_read_only)}")
+    connection.exec_driver_sql(f"PRAGMA synchronous={options.get('synchronous', 'FULL')}")
     connection.exec_driver_sql("BEGIN" if is_read_only else "BEGIN IMMEDIATE")

@@ -83,6 +83,17 @@ def test_sqlite_keeps_a_committed_row_through_a_power_cut_by_its_settings(tmp_pa
     assert sqlite3.sqlite_version_info >= (3, 35)  # UPDATE ... RETURNING
 
 
+def test_only_a_write_that_may_be_undone_does_not_wait_for_the_disk(tmp_path: object) -> None:
+    database = Database(f"sqlite:///{tmp_path}/settings.sqlite3")
+    found = []
+    for is_durable in (True, False, True):  # one after the other on the same connection
+        with database.write(is_durable=is_durable) as session:
+            found.append(session.execute(text("PRAGMA synchronous")).scalar())
+    database.close()
+    full, normal = 2, 1
+    assert found == [full, normal, full]
+
+
 def test_these_tests_ran_on_postgresql_too() -> None:
     if "postgresql" not in BACKENDS:
         pytest.skip("CLEF_TEST_POSTGRES names no server: sessions, migrations and queries were tested on SQLite alone")

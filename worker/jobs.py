@@ -10,6 +10,7 @@ after a CUDA error nothing in this process can be trusted.
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 import uuid
@@ -39,7 +40,7 @@ MAX_OPEN_PIXELS = 64_000_000
 
 
 LOOK_UP_EVERY_S = 0.05
-"""Fast micro-batches do not ask the database each time who waits or was cancelled."""
+"""How old an answer of the database may be to whether somebody waits or cancelled; fast micro-batches share one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +87,14 @@ class RowJobs:
         self._watchdog = watchdog
         self._run_ids: dict[_Task, int] = {}
         self._look_up_every_s = look_up_every_s
-        self._next_look_up = 0.0
+        self._looked_up_at = -math.inf
+        self._seen: dict[str, list[str] | None] = {}
         self._alike: tuple[dict[str, Any], Request] | None = None
 
     def decide_rows(self, decision_ids: Sequence[int]) -> None:
         """Decide those of the rows that nobody has taken yet; with a single request also others that wait."""
         token = uuid.uuid4().hex
-        with self._database.write() as session:
+        with self._database.write(is_durable=False) as session:
             rows = store.claim_rows(session, decision_ids, owner=self.name, token=token)
             if rows and rows[0].priority == PRIORITY_SINGLE and not rows[0].crashes:
                 rows += store.claim_waiting_singles(
@@ -228,8 +230,8 @@ class RowJobs:
     def _saving(self, token: str, run_id: int) -> Iterator[Callable[[Sequence[NewResult]], None]]:
         """Yields a function that saves in a thread while the next micro-batch runs, and waits for the one before.
 
-        At the end everything is saved, also after a crash. A save that fails then is not heard of, but its rows are
-        given back next, through the same database.
+        The thread also looks ahead for who waits. At the end everything is saved, also after a crash. A save that fails
+        then is not heard of, but its rows are given back next, through the same database.
         """
         saves: list[Future[None]] = []
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="save") as executor:
@@ -237,11 +239,17 @@ class RowJobs:
             def save(results: Sequence[NewResult]) -> None:
                 if saves:
                     saves.pop().result()
-                saves.append(executor.submit(self._save, token, run_id, results))
+                saves.append(executor.submit(save_and_look, results))
+
+            def save_and_look(results: Sequence[NewResult]) -> None:
+                self._save(token, run_id, results)
+                if time.monotonic() - self._looked_up_at > self._look_up_every_s / 2:
+                    self._ask(token)
 
             yield save
             if saves:
                 saves.pop().result()
+        self._seen.pop(token, None)
 
     def _save(self, token: str, run_id: int, results: Sequence[NewResult]) -> None:
         if not results:
@@ -255,15 +263,18 @@ class RowJobs:
         """Between micro-batches: the variants for which single requests wait; None to stop here."""
         if self._stop.is_set():
             return None
-        if time.monotonic() < self._next_look_up:
-            return []
-        self._next_look_up = time.monotonic() + self._look_up_every_s
+        if time.monotonic() - self._looked_up_at > self._look_up_every_s:
+            self._ask(token)
+        return self._seen.pop(token, [])
+
+    def _ask(self, token: str) -> None:
+        self._looked_up_at = time.monotonic()
         with self._database.read() as session:
-            return store.interruptions(session, token, list(self._engines))
+            self._seen[token] = store.interruptions(session, token, list(self._engines))
 
     def _decide_waiting_singles(self, variant: str) -> None:
         token = uuid.uuid4().hex
-        with self._database.write() as session:
+        with self._database.write(is_durable=False) as session:
             rows = store.claim_waiting_singles(session, variant, limit=ROWS_PER_JOB, owner=self.name, token=token)
         if rows:
             self._decide_claimed(rows, token)
