@@ -49,7 +49,7 @@ WIDE_COLUMNS = 1024
 """Weight rows decoded to float64 at a time."""
 
 Int8Kernel = Literal["onednn", "int_mm"]
-"""`onednn` multiplies with weights laid out once, which AMX and AVX-512 do fast; `int_mm` is torch's, for other CPUs."""
+"""`onednn` multiplies with weights laid out once, fast on AMX and AVX-512; `int_mm` is torch's, for other CPUs."""
 
 OFFSET = 128
 """What is added to an INT8 value to make it unsigned."""
