@@ -2,9 +2,8 @@
 
 Writes a random BF16 release and its MXFP4 build into a temporary directory and loads each in every mode in a process of
 its own. `weights` are the bytes of all tensors that stay; `peak` is the largest resident set of the load and of one
-look at every weight, above what the process had before (VmHWM of /proc, reset before the load). Pages of mapped files
-count, though the system can drop them: after `expanded` has decoded the codes, theirs are of no more use. What is not
-of files must stay within 1.15 times the weights, and packed linears within 0.33 of BF16's. Linux only.
+look at every weight, above what the process had before (VmHWM of /proc, reset before the load), pages of mapped files
+included. It must stay within 1.15 times the weights, and packed linears within 0.33 of BF16's. Linux only.
 
 Run: .venv/bin/python benchmarks/load_memory.py [--gigabytes 1.0] [--directory DIR]
 """

@@ -24,7 +24,7 @@ from clef_core.int8 import Int8Kernel, Int8Weight, split_rows
 from clef_core.kernels import PLAIN, compiled_kernels
 from clef_core.mxfp4 import fake_quantize
 from clef_core.mxfp4_linear import LinearMode, MXFP4Linear, Steps
-from clef_core.room import free_memory_bytes
+from clef_core.room import drop_pages, free_memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -179,8 +179,13 @@ def _free_bytes(device: torch.device) -> int:
     return free_memory_bytes()
 
 
-def prepare_linears(model: nn.Module, mode: LinearMode, device: torch.device, dtype: torch.dtype) -> Steps:
+def prepare_linears(
+    model: nn.Module, mode: LinearMode, device: torch.device, dtype: torch.dtype, *, is_mapped: bool = False
+) -> Steps:
     """Bring every `MXFP4Linear` into a mode, sharing one `Steps`, compiled where the weights are many.
+
+    Args:
+        is_mapped: whether the codes lie in mapped files, so that their pages can go once they are decoded.
 
     Raises:
         SettingsError: INT8 products were asked for on another device than a CPU, FP8 products on one without FP8 units
@@ -198,7 +203,10 @@ def prepare_linears(model: nn.Module, mode: LinearMode, device: torch.device, dt
     for linear in linears:
         linear.steps = steps
         if mode == "expanded":
+            codes = linear.weight
             linear.expand(dtype)
+            if is_mapped:
+                drop_pages(codes)
         elif kernel is not None:
             linear.prepare_int8(kernel)
         elif fp8_dtype is not None:

@@ -152,7 +152,7 @@ def load_release(
     mode, steps = None, None
     if files.kind == "mxfp4":
         mode = linear_mode or choose_mode(_num_quantised(files), device, dtype)
-        steps = prepare_linears(backbone, mode, device, dtype)
+        steps = prepare_linears(backbone, mode, device, dtype, is_mapped=device.type == "cpu")
     has_float32_products = device.type == "cpu" and dtype == torch.bfloat16 and measure_products().is_float32_faster
     if has_float32_products:
         use_float32_products(backbone.model)  # not lm_head: no decision uses it, and its copy would be gigabytes

@@ -1,17 +1,22 @@
-"""Whether a build fits on this machine, said before it starts.
+"""Whether a build fits on this machine, said before it starts; and memory that can be given back.
 
 Disk is known exactly from the tensors' shapes. Memory is known for the route by files (measured, and it does not grow
 with the release) and estimated for AWQ, where Quark holds the model and the inputs of a layer's linears for the whole
 calibration at once.
 """
 
+import ctypes
+import math
+import mmap
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from clef_core.errors import SettingsError
 from clef_core.recipe import Recipe
@@ -84,6 +89,21 @@ def free_memory_bytes() -> int:
     if limit.is_file() and (allowed := limit.read_text().strip()) != "max":
         free.append(int(allowed) - int((group / "memory.current").read_text()))
     return min(free)
+
+
+def drop_pages(tensor: Tensor) -> None:
+    """Take the pages of a mapped file out of this process, on Linux; who looks at them reads the file again.
+
+    Args:
+        tensor: on a CPU, in the private mapping of a file. What lies in other memory is lost.
+    """
+    if sys.platform != "linux":
+        return
+    page = mmap.PAGESIZE
+    first = math.ceil(tensor.data_ptr() / page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if first < end:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 
 
 def gigabytes(num_bytes: int) -> str:
