@@ -28,7 +28,7 @@ from clef_core.mxfp4_linear import MXFP4Linear, Steps  # noqa: E402
 
 SHAPES = ((1_024, 3_584), (5_120, 17_408), (17_408, 5_120), (5_120, 6_144))
 ROWS = (1, 64, 512, 1_346, 4_096, 8_192)
-QUICK_SHAPES = ((1_024, 3_584), (5_120, 4_352))
+QUICK_SHAPES = ((1_024, 3_584), (5_120, 6_144))
 QUICK_ROWS = (64, 512, 1_346, 4_096)
 NUM_ROUNDS = 7
 CHANNEL_SPREAD = 0.7
