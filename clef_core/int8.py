@@ -202,7 +202,7 @@ class Int8Weight:
             out = self._onednn(x.near, self.scale, dtype).mul_(x.scale.to(dtype).unsqueeze(1))
         else:
             out = torch.empty(len(x.near), len(self.scale), dtype=dtype)
-        for part in _parts(len(x.near)) if len(x.far_rows) or not is_fused else ():
+        for part in _parts(len(x.near)):
             # One product for all matrices of these rows: torch's lays the weight out anew in each call.
             places = torch.nonzero((x.far_rows >= part.start) & (x.far_rows < part.stop)).squeeze(-1)
             deep_places = places[places >= x.num_two] - x.num_two
