@@ -1,4 +1,4 @@
-"""Whether a build fits on this machine, said before it starts; and memory that can be given back.
+"""Whether a build fits on this machine, said before it starts; and what this process gives back or keeps of its memory.
 
 Disk is known exactly from the tensors' shapes. Memory is known for the route by files (measured, and it does not grow
 with the release) and estimated for AWQ, where Quark holds the model and the inputs of a layer's linears for the whole
@@ -26,6 +26,8 @@ FILES_MEMORY_BYTES = 1_000_000_000
 """Anonymous memory of the route by files, imports included; see benchmarks/quantize_memory.py."""
 
 PROCESS_BYTES = 2_000_000_000  # interpreter, torch, Quark and its compiled kernels
+KEPT_BYTES = 2**30
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 COPIES_OF_A_LAYER = 4  # its weight, the search's copy, float32 temporaries
 
 
@@ -104,6 +106,24 @@ def drop_pages(tensor: Tensor) -> None:
     end = (tensor.data_ptr() + tensor.nbytes) // page * page
     if first < end:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
+
+
+def keep_freed_memory(num_bytes: int = KEPT_BYTES) -> bool:
+    """Let glibc keep up to `num_bytes` of freed memory for the next tensors instead of giving it to the system at once.
+
+    Without it each forward pays again for the pages of its large tensors, which is dear on virtual machines.
+
+    Args:
+        num_bytes: less than 2 GiB, what glibc takes.
+
+    Returns:
+        False where the C library is not glibc; nothing is changed then.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    # M_MMAP_MAX: no tensor in a mapping of its own, which would go with it. M_TRIM_THRESHOLD: what the heap may keep.
+    return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, num_bytes))
 
 
 def gigabytes(num_bytes: int) -> str:

@@ -31,14 +31,16 @@ def claim_rows(session: Session, decision_ids: Sequence[int], *, owner: str, tok
     return _claim(session, wanted, limit=len(decision_ids), owner=owner, token=token)
 
 
-def claim_waiting_singles(session: Session, variant: str, *, limit: int, owner: str, token: str) -> list[ClaimedRow]:
-    """Claim waiting single requests, oldest first, except those that were in a crash."""
-    wanted = [Decision.variant == variant, Decision.priority == PRIORITY_SINGLE, Decision.crashes == 0]
+def claim_waiting(
+    session: Session, variant: str, priority: int, *, limit: int, owner: str, token: str
+) -> list[ClaimedRow]:
+    """Claim rows of one priority that wait, oldest first, except those that were in a crash."""
+    wanted = [Decision.variant == variant, Decision.priority == priority, Decision.crashes == 0]
     return _claim(session, wanted, limit=limit, owner=owner, token=token)
 
 
 def interruptions(session: Session, token: str, variants: Sequence[str]) -> list[str] | None:
-    """Those of the variants for which `claim_waiting_singles` would find a row.
+    """Those of the variants for which single requests wait that `claim_waiting` would find.
 
     None: rows held with this token belong to a batch or a comparison that was asked to stop.
     """
@@ -189,6 +191,8 @@ def _claim(
         .returning(Decision.id)
         .execution_options(synchronize_session=False)
     ).all()
+    if not claimed:
+        return []
     facts = (Decision.id, Decision.variant, Decision.batching, Decision.comparison_id, Decision.side)
     rows = session.execute(
         select(*facts, Decision.priority, Decision.attempts, Decision.crashes, Request)

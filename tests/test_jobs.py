@@ -213,6 +213,19 @@ def test_a_single_request_takes_other_waiting_ones_along(submitter: Submitter, j
     assert [see(submitter, one).status for one in (first, second)] == ["done", "done"]
 
 
+@pytest.mark.parametrize(("row_s", "done"), [(0.0, 4), (0.6, 2)], ids=["fast", "slow"])
+def test_a_job_of_a_batch_takes_waiting_rows_along_where_rows_are_fast(
+    submitter: Submitter, jobs: RowJobs, engine: WatchedEngine, row_s: float, done: int
+) -> None:
+    ids = ids_of(submitter, submit_batch(submitter, ["one", "two"], ["bf16"]))
+    other = submit_batch(submitter, ["three", "four"], ["bf16"])
+    engine.after_step = lambda: time.sleep(row_s)
+    jobs.decide_rows(ids[:1])  # how long rows take is not known yet
+    assert [see(submitter, one).status for one in ids] == ["done", "queued"]
+    jobs.decide_rows(ids[1:])
+    assert [see(submitter, one).status for one in [*ids, *ids_of(submitter, other)]].count("done") == done
+
+
 def test_every_micro_batch_is_saved_while_the_next_one_runs(
     submitter: Submitter, jobs: RowJobs, engine: WatchedEngine
 ) -> None:

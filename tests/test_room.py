@@ -1,5 +1,7 @@
-"""Memory that a loaded release gives back."""
+"""Memory that a loaded release gives back, and memory that a worker keeps."""
 
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from paths import RANDOM_VARIANTS
 from clef_core.model import load_release
 from clef_core.mxfp4_linear import MXFP4Linear
 from clef_core.room import drop_pages
+from worker.settings import PROJECT_DIR
 
 NUM_BYTES = 2**24
 
@@ -31,6 +34,34 @@ def test_dropped_pages_leave_the_process_and_are_read_again(tmp_path):
     assert touched - resident_file_bytes() > 0.9 * NUM_BYTES
     assert int(mapped.sum()) == sum_before
     drop_pages(mapped[:10])  # less than a page
+
+
+FAULTS_OF_TEN_TENSORS = """
+import resource, sys
+import torch
+from clef_core.room import keep_freed_memory
+
+if sys.argv[1] == "keep" and not keep_freed_memory():
+    sys.exit("no glibc")
+def make_ten():
+    for _ in range(10):
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+print(-make_ten() + make_ten())
+"""
+
+
+def faults_of_ten_tensors(how: str) -> int:
+    """Page faults of ten tensors of 64 MB, one after the other, in a process that made ten before."""
+    command = [sys.executable, "-c", FAULTS_OF_TEN_TENSORS, how]
+    return int(subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is glibc's here alone")
+def test_kept_memory_serves_the_next_tensors():
+    given_back, kept = faults_of_ten_tensors("default"), faults_of_ten_tensors("keep")
+    assert kept < given_back / 10
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux alone")

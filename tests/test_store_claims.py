@@ -15,7 +15,7 @@ from db import store
 from db.models import Decision, Worker
 from db.session import Database
 from db.store_requests import now_utc
-from db.views import NewResult
+from db.views import PRIORITY_SINGLE, NewResult
 
 ERROR = {"loc": [], "msg": "no", "type": "engine_error"}
 
@@ -169,7 +169,7 @@ def test_waiting_singles_are_claimed_oldest_first_without_crashed_ones(session: 
     singles = [single(session, f"single {n}") for n in range(4)]
     session.execute(update(Decision).where(Decision.id == singles[1]).values(crashes=1))
     assert store.interruptions(session, "t", ["mxfp4", "bf16"]) == ["bf16"]
-    rows = store.claim_waiting_singles(session, "bf16", limit=2, owner="w", token="t")
+    rows = store.claim_waiting(session, "bf16", PRIORITY_SINGLE, limit=2, owner="w", token="t")
     assert [row.decision_id for row in rows] == [singles[0], singles[2]]
 
 

@@ -3,10 +3,8 @@
     python -m training.train --data ../shared/data --work DIR [--steps 3400] [--wordnet DIR] [--seed 0]
 
 Seeded and resumable: DIR holds `state.pt` (written every few minutes) and `log.jsonl`, and the same command goes on
-where it stopped; with other `--steps` the schedule is stretched or cut. A CPU is enough; with glibc,
-`MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4294967296` in front keeps freed memory, which may halve the time of a step.
-At the end the temperature is set on held-out records and the release is written to `DIR/nano-bf16`;
-`python -m worker quantize` makes the MXFP4 one.
+where it stopped; with other `--steps` the schedule is stretched or cut. A CPU is enough. At the end the temperature is
+set on held-out records and the release is written to `DIR/nano-bf16`; `python -m worker quantize` makes the MXFP4 one.
 """
 
 import argparse
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from clef_core.encoding import Encoder
 from clef_core.joint_head import HeadInputs
+from clef_core.room import keep_freed_memory
 from clef_core.tasks import humanise
 from clef_core.tokens import ImageLimits, PromptTokenizer
 from training.architecture import HIDDEN, MERGE, PATCH, make_model, make_processor, write_release
@@ -233,6 +232,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
+    keep_freed_memory(2**31 - 1)  # a step takes up to three times as long without
     lab = prepare(arguments.data, arguments.wordnet, work / "tokenizer.json", arguments.seed)
     with trainable_layers():
         train(lab, work, arguments.steps)

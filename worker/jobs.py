@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 MAX_OPEN_PIXELS = 64_000_000
 """Decoded images held at a time, about 200 MB; a row with more of them goes alone."""
 
+SECONDS_PER_CLAIM, MAX_ROWS_PER_CLAIM = 1.0, 256
+"""Where rows are fast, a job takes along waiting ones until it has work for a second: what it costs besides its rows
+would weigh otherwise. Slow rows stay for other workers."""
 
 LOOK_UP_EVERY_S = 0.05
 """How old an answer of the database may be to whether somebody waits or cancelled; fast micro-batches share one."""
@@ -86,20 +89,23 @@ class RowJobs:
         self._stop = stop
         self._watchdog = watchdog
         self._run_ids: dict[_Task, int] = {}
+        self._row_s: dict[str, float] = {}
         self._look_up_every_s = look_up_every_s
         self._looked_up_at = -math.inf
         self._seen: dict[str, list[str] | None] = {}
         self._alike: tuple[dict[str, Any], Request] | None = None
 
     def decide_rows(self, decision_ids: Sequence[int]) -> None:
-        """Decide those of the rows that nobody has taken yet; with a single request also others that wait."""
+        """Decide those of the rows that nobody has taken yet, and others that wait like the first of them."""
         token = uuid.uuid4().hex
         with self._database.write(is_durable=False) as session:
             rows = store.claim_rows(session, decision_ids, owner=self.name, token=token)
-            if rows and rows[0].priority == PRIORITY_SINGLE and not rows[0].crashes:
-                rows += store.claim_waiting_singles(
-                    session, rows[0].variant, limit=ROWS_PER_JOB - len(rows), owner=self.name, token=token
-                )
+            if rows and not rows[0].crashes:
+                first, missing = rows[0], self._rows_per_claim(rows[0]) - len(rows)
+                if missing > 0:
+                    rows += store.claim_waiting(
+                        session, first.variant, first.priority, limit=missing, owner=self.name, token=token
+                    )
             if rows:
                 store.set_worker_state(session, self.name, "busy")
         if not rows:
@@ -109,6 +115,11 @@ class RowJobs:
             self._decide_claimed(rows, token)
         finally:
             self.is_busy = False
+
+    def _rows_per_claim(self, like: ClaimedRow) -> int:
+        if like.priority == PRIORITY_SINGLE:
+            return ROWS_PER_JOB
+        return min(MAX_ROWS_PER_CLAIM, int(SECONDS_PER_CLAIM / self._row_s.get(like.variant, math.inf)))
 
     def _decide_claimed(self, rows: Sequence[ClaimedRow], token: str) -> None:
         """Decide claimed rows and give back what remains, whatever happens."""
@@ -128,6 +139,7 @@ class RowJobs:
     def _decide(self, task: _Task, rows: Sequence[ClaimedRow], token: str) -> None:
         run_id = self._run_id(task)
         firsts, copies = self._copy_twins(rows, run_id, token)
+        started = time.monotonic()
         with self._saving(token, run_id) as save:
             for group in self._open(firsts, run_id, token):
                 records = [record for _, record in group]
@@ -143,6 +155,8 @@ class RowJobs:
                             self._decide_waiting_singles(variant)
                     if self._stop.is_set():
                         return
+        if firsts:
+            self._row_s[task.variant] = (time.monotonic() - started) / len(firsts)
 
     def _copy_twins(
         self, rows: Sequence[ClaimedRow], run_id: int, token: str
@@ -275,7 +289,9 @@ class RowJobs:
     def _decide_waiting_singles(self, variant: str) -> None:
         token = uuid.uuid4().hex
         with self._database.write(is_durable=False) as session:
-            rows = store.claim_waiting_singles(session, variant, limit=ROWS_PER_JOB, owner=self.name, token=token)
+            rows = store.claim_waiting(
+                session, variant, PRIORITY_SINGLE, limit=ROWS_PER_JOB, owner=self.name, token=token
+            )
         if rows:
             self._decide_claimed(rows, token)
 

@@ -59,6 +59,7 @@ def load_engine(settings: Settings, variant: str, beside: "Engine | None" = None
 
     from clef_core.engine import Engine
     from clef_core.model import load_release
+    from clef_core.room import keep_freed_memory
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -69,6 +70,8 @@ def load_engine(settings: Settings, variant: str, beside: "Engine | None" = None
         linear_mode=settings.linear_mode,
         beside=beside.release if beside else None,
     )
+    if release.device.type == "cpu":
+        keep_freed_memory()
     return Engine(
         release,
         max_tokens=settings.max_tokens,
