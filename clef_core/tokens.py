@@ -78,7 +78,7 @@ def render_value(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-def prompt_pieces(request: Request, *, has_media: bool = False) -> Iterator[Piece]:
+def prompt_pieces(request: Request, *, has_media: bool = False, has_questions: bool = True) -> Iterator[Piece]:
     """Yield the pieces of a request in order; the media piece is empty, its tokens come from the processor."""
     yield Piece(SYSTEM, "protocol")
     if has_media:
@@ -86,9 +86,15 @@ def prompt_pieces(request: Request, *, has_media: bool = False) -> Iterator[Piec
         yield Piece("\n", "protocol")
     yield Piece(render_value(request.state), "state", is_user=True)
     yield Piece(SCHEMA, "protocol")
-    for number, (question_id, question) in enumerate(request.questions.items(), start=1):
-        yield from _question_pieces(number, question_id, question)
+    if has_questions:
+        yield from questions_pieces(request.questions)
     yield Piece(SUFFIX, "protocol")
+
+
+def questions_pieces(questions: Mapping[str, Question]) -> Iterator[Piece]:
+    """Yield the pieces of a request's questions in order."""
+    for number, (question_id, question) in enumerate(questions.items(), start=1):
+        yield from _question_pieces(number, question_id, question)
 
 
 def _question_pieces(number: int, question_id: str, question: Question) -> Iterator[Piece]:
@@ -139,6 +145,7 @@ class PromptTokenizer:
         self._plain.encode_special_tokens = True  # special tokens in the text are ordinary characters
         self._cached_ids = lru_cache(maxsize=_CACHED_PIECES)(self._ids)
         self._cached_state_ids = lru_cache(maxsize=_CACHED_STATES)(self._ids)
+        self._counted: tuple[Mapping[str, Question], int] = ({}, 0)  # the rows of a batch share their questions
 
     @classmethod
     def from_release(cls, path: Path) -> "PromptTokenizer":
@@ -181,13 +188,16 @@ class PromptTokenizer:
         Raises:
             RequestError: an image is narrower than the processor accepts.
         """
-        used = {"protocol": 0, "media": 0, "state": 0, "questions": 0}
-        for piece in prompt_pieces(request, has_media=bool(image_sizes)):
-            kind = piece.part if piece.part in used else "questions"
-            used[kind] += len(self.ids(piece))
+        used = {"protocol": 0, "media": 0, "state": 0}
+        for piece in prompt_pieces(request, has_media=bool(image_sizes), has_questions=False):
+            used[piece.part] += len(self.ids(piece))
+        questions, num_tokens = self._counted
+        if questions is not request.questions:
+            num_tokens = sum(len(self.ids(piece)) for piece in questions_pieces(request.questions))
+            self._counted = request.questions, num_tokens
         for number, (width, height) in enumerate(image_sizes):
             used["media"] += 2 + self.image_limits.num_tokens(width, height, number)
-        return TokenCount(**used)
+        return TokenCount(**used, questions=num_tokens)
 
     def check_length(
         self, request: Request, image_sizes: Sequence[tuple[int, int]] = (), max_tokens: int = MAX_TOKENS

@@ -14,7 +14,7 @@ from clef_core.encoding import Record
 from clef_core.engine import Decision, Engine
 from clef_core.model import load_release
 from clef_core.release import read_release
-from clef_core.schema import options, parse_request
+from clef_core.schema import parse_request
 from web.examples import INTENT_STATE
 
 EXAMPLES = PROJECT / "examples"
@@ -51,7 +51,7 @@ def test_the_pages_parcel_message_asks_for_the_parcel(engine: Engine) -> None:
 
 
 def test_most_of_the_pages_messages_find_their_department(engine: Engine) -> None:
-    """27 of 39 in both formats; by chance it would be 8."""
+    """30 of 39 in both formats; by chance it would be 8."""
     questions = json.loads((EXAMPLES / "questions.json").read_text(encoding="utf-8"))
     with (EXAMPLES / "messages.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["label:department"]]
@@ -60,18 +60,17 @@ def test_most_of_the_pages_messages_find_their_department(engine: Engine) -> Non
     right = [
         top(decision)["department"] == row["label:department"] for decision, row in zip(decisions, rows, strict=True)
     ]
-    assert sum(right) >= 0.6 * len(rows)
+    assert sum(right) >= 0.7 * len(rows)
 
 
-def test_records_outside_the_training_domains_are_answered_better_than_by_chance(engine: Engine) -> None:
-    """31 of 60 in BF16, 32 in MXFP4; the bound leaves room for other processors' rounding."""
+def test_three_quarters_of_the_records_outside_the_training_domains_are_answered(engine: Engine) -> None:
+    """49 of 60 in BF16, 51 in MXFP4."""
     rows = read_jsonl(DATA / "nano_outside.jsonl")
     bodies = [{"model": "clef", "state": row["state"], "questions": row["questions"]} for row in rows]
     requests = [parse_request(body).request for body in bodies]
-    by_chance = sum(1 / len(options(question)) for request in requests for question in request.questions.values())
     decisions = decide(engine, [Record(request) for request in requests])
     right = sum(top(decision) == row["labels"] for decision, row in zip(decisions, rows, strict=True))
-    assert right >= max(27, 1.1 * by_chance)
+    assert right >= 0.75 * len(rows)
 
 
 @pytest.mark.parametrize("name", ["bakery", "hardware", "cafe"])

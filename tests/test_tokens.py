@@ -169,6 +169,16 @@ def test_a_cut_never_leaves_an_empty_state():
         tokens_to_cut(count, 10, "end")
 
 
+def test_requests_that_share_their_questions_are_counted_each(tokenizer):
+    few = request("one", {"q": {"type": "noul"}})
+    many = request("one", {name: {"type": "score", "criteria": ["low", "high"]} for name in ("q", "r")})
+    longer = few.model_copy(update={"state": "one and two"})
+    counts = [tokenizer.count(one) for one in (few, longer, many, few)]
+    pieces = [sum(len(tokenizer.ids(piece)) for piece in prompt_pieces(one)) for one in (few, longer, many, few)]
+    assert [count.total for count in counts] == pieces
+    assert counts[0].questions == counts[1].questions < counts[2].questions
+
+
 def test_counting_many_states_remembers_few_of_them(tokenizer):
     def count(first, last):
         for number in range(first, last):

@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 BATCH_FILE = EXAMPLES / "messages.csv"
 BATCH_QUESTIONS = EXAMPLES / "questions.json"
 
-INTENT_STATE = "Hi, the parcel says delivered but nothing is here. Order 20431, can you tell me where it went?"
+INTENT_STATE = "Hi, order 20431 was sent a week ago and nothing has come yet. Can you tell me where the parcel is?"
 
 
 @dataclass(frozen=True)
