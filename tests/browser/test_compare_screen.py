@@ -16,7 +16,18 @@ REPORT = "#report .verdict-line"
 
 
 @pytest.fixture(scope="module")
-def compared_url(browser: Browser, app_url: str) -> str:
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's questions and one without a right answer: on the example's own the variants seldom differ."""
+    asked = json.loads((EXAMPLES / "questions.json").read_text(encoding="utf-8"))
+    colours = dict.fromkeys(("amber", "blue", "green", "grey", "orange", "pink", "red", "violet"))
+    asked["colour"] = {"type": "choice", "instructions": "Which colour would suit this message?", "criteria": colours}
+    file = tmp_path_factory.mktemp("questions") / "questions.json"
+    file.write_text(json.dumps(asked), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def compared_url(browser: Browser, app_url: str, questions: Path) -> str:
     """A finished comparison of the example's 40 labelled messages, started as a person would start it."""
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
     page = context.new_page()
@@ -24,7 +35,7 @@ def compared_url(browser: Browser, app_url: str) -> str:
     watched = Watched()
     watched.attach(page)
     open_batch(page, f"{app_url}/batch")
-    page.locator("#batch-example").click()
+    upload(page, EXAMPLES / "messages.csv", questions)
     expect(page.locator("#map-labels")).to_contain_text("label:department")
     page.locator("#batch-variants label", has_text="BF16").click()
     page.locator("#run").click()
@@ -72,10 +83,10 @@ def download(page: Page, kind: str) -> str:
 
 
 def test_a_comparison_says_in_words_and_figures_how_far_the_variants_are_apart(compared: Page) -> None:
-    expect(compared.locator(REPORT)).to_contain_text(re.compile(r"MXFP4 picked the same option as BF16 for \d+ of 120"))
+    expect(compared.locator(REPORT)).to_contain_text(re.compile(r"MXFP4 picked the same option as BF16 for \d+ of 160"))
     expect(compared.locator(REPORT)).to_contain_text("BF16 against itself in another batch shape")
     tables = compared.locator("#report table.figures")
-    expect(tables.nth(0).locator("tbody th")).to_have_text(["all questions", "department", "urgency", "outage"])
+    expect(tables.nth(0).locator("tbody th")).to_have_text(["all questions", "department", "urgency", "outage", "colour"])
     expect(tables.nth(1).locator("tbody th")).to_have_text(["all questions", "department"])
     expect(compared.locator("#report svg")).to_have_count(3)
     expect(compared.locator("#notice")).to_contain_text("This is clef-nano, not Clef.")
@@ -84,7 +95,7 @@ def test_a_comparison_says_in_words_and_figures_how_far_the_variants_are_apart(c
 def test_flips_are_filtered_and_a_click_shows_both_decisions(compared: Page) -> None:
     every, near, broke, fixed = (number_of(compared, kind) for kind in ("All flips", "Near ties", "Broke", "Fixed"))
     same = number_of(compared, "No flip")
-    assert every + same == 120
+    assert every + same == 160
     assert every > 0
     assert near <= every
     assert broke + fixed <= every
@@ -133,11 +144,11 @@ def test_the_slider_changes_coverage_and_accuracy(compared: Page) -> None:
 
 def test_everything_can_be_downloaded(compared: Page) -> None:
     body = json.loads(download(compared, "json"))
-    assert body["overall"]["n"] == 120
+    assert body["overall"]["n"] == 160
     assert "nano" in json.dumps(body["comparison"]["parameters"]["releases"])
     assert download(compared, "markdown").startswith("**mxfp4 picked the same option as bf16")
     rows = list(csv.DictReader(io.StringIO(download(compared, "csv"))))
-    assert len(rows) == 120
+    assert len(rows) == 160
     assert sum(row["agree"] == "false" for row in rows) == body["overall"]["num_flips"]
     assert len(download(compared, "jevl").splitlines()) == 80
 
