@@ -89,7 +89,7 @@ def answers_list_html(
 ) -> str:
     """A page of answers; the unfolded one has its bars below it."""
     if not found.rows:
-        return empty_html("None of these", "No answer fits this filter. Both runs may simply agree: look at All flips.")
+        return empty_html("None of these", "No answer fits this filter. Those where both runs agree are under No flip.")
     first = page_number * PAGE_ANSWERS + 1
     items = "".join(_answer_html(listed, names, unfolded, settings) for listed in found.rows)
     return (
