@@ -26,9 +26,12 @@ check: $(VENV)/.requirements-dev ## formatter, linter and strict types
 	$(BIN)/mypy
 
 bench: $(VENV)/.requirements ## measure speed on this machine into benchmarks/RESULTS.md (minutes, on a quiet machine)
-	@for script in linears whole_model batching modes rows two_workers load_memory gpu_27b; do \
-		printf '\n## %s\n\n' $$script; $(BIN)/python -W ignore benchmarks/$$script.py 2>/dev/null || echo "not measured: it failed"; \
-	done | sed '1s/^/# Results\n/' > benchmarks/RESULTS.md
+	@export OMP_WAIT_POLICY=PASSIVE; { \
+		printf '# Results\n'; \
+		for script in linears whole_model batching modes rows two_workers load_memory gpu_27b; do \
+			echo "benchmarks/$$script.py" >&2; printf '\n## %s\n\n' $$script; \
+			$(BIN)/python -W ignore benchmarks/$$script.py 2>/dev/null || echo "not measured: it failed"; \
+		done; } > benchmarks/RESULTS.md
 	@echo "wrote benchmarks/RESULTS.md"
 
 format: $(VENV)/.requirements-dev ## format and fix what can be fixed

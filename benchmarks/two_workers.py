@@ -4,7 +4,7 @@ Builds the 130M release of `whole_model` and its MXFP4 build in a temporary fold
 own, and lets the supervisor start the workers as the app does. `taking turns` are the same two workers, one busy at a
 time; `alone` is each worker by itself, started with every core. The table goes to standard output as Markdown.
 
-Run: OMP_WAIT_POLICY=PASSIVE .venv/bin/python benchmarks/two_workers.py [--rows 48] [--rounds 2]
+Run: OMP_WAIT_POLICY=PASSIVE .venv/bin/python benchmarks/two_workers.py [--rows 24] [--rounds 2]
 """
 
 import argparse
@@ -95,7 +95,7 @@ def main(num_rows: int, num_rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--rows", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     main(arguments.rows, arguments.rounds)

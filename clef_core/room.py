@@ -26,9 +26,10 @@ FILES_MEMORY_BYTES = 1_000_000_000
 """Anonymous memory of the route by files, imports included; see benchmarks/quantize_memory.py."""
 
 PROCESS_BYTES = 2_000_000_000  # interpreter, torch, Quark and its compiled kernels
+COPIES_OF_A_LAYER = 4  # its weight, the search's copy, float32 temporaries
+
 KEPT_BYTES = 2**30
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
-COPIES_OF_A_LAYER = 4  # its weight, the search's copy, float32 temporaries
 
 
 def check_disk(parent: Path, num_bytes: int, what: str) -> None:

@@ -43,12 +43,14 @@ from clef_core.room import keep_freed_memory
 
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit("no glibc")
+
 def make_ten():
     for _ in range(10):
         torch.ones(2**24)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-print(-make_ten() + make_ten())
+before, after = make_ten(), make_ten()
+print(after - before)
 """
 
 
