@@ -286,7 +286,10 @@ def headline(
     )
     if summary.floor is None:
         return f"{text}; no noise floor was measured."
-    verdict = (
-        "the difference is within the noise" if summary.is_within_floor else "the difference is larger than the noise"
-    )
-    return f"{text}; {left} against itself {floor_shape}: {summary.floor.agreement.share:.1%}, so {verdict}."
+    if summary.is_within_floor:
+        verdict = "so the difference is within the noise"
+    elif agreement.share < summary.floor.agreement.share:
+        verdict = "so the difference is larger than the noise"
+    else:
+        verdict = "yet the probabilities move by more than the noise"
+    return f"{text}; {left} against itself {floor_shape}: {summary.floor.agreement.share:.1%}, {verdict}."

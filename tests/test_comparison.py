@@ -107,6 +107,13 @@ def test_the_headline_says_it_in_plain_words():
     )
 
 
+def test_the_headline_of_runs_that_agree_speaks_of_the_probabilities():
+    found = summarise([compare_pair(pair((0.6, 0.4), (0.7, 0.3), floor=(0.6, 0.4)))] * 100)
+    assert headline(found, "bf16", "mxfp4", num_questions=1).endswith(
+        "against itself in another batch shape: 100.0%, yet the probabilities move by more than the noise."
+    )
+
+
 def test_a_label_that_is_no_option_is_refused():
     with pytest.raises(ValueError, match="not in"):
         compare_pair(pair((0.6, 0.4), (0.6, 0.4), label="c"))
