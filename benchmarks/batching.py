@@ -20,6 +20,7 @@ from benchmarks.conditions import conditions  # noqa: E402
 from clef_core.encoding import Record  # noqa: E402
 from clef_core.engine import Batching, Decision, Engine  # noqa: E402
 from clef_core.model import load_release  # noqa: E402
+from clef_core.room import keep_freed_memory  # noqa: E402
 from clef_core.schema import ChoiceQuestion, Request  # noqa: E402
 from clef_core.tasks import find_task  # noqa: E402
 
@@ -43,6 +44,7 @@ def measure(engine: Engine, records: Sequence[Record], batching: Batching) -> tu
 
 
 def main(n: int, data: Path, release: Path) -> None:
+    keep_freed_memory()  # as a worker does
     print(conditions(), "\n")
     engine = Engine(load_release(release))
     rows = find_task("banking77").load(data, n, 0)

@@ -25,6 +25,7 @@ from clef_core.kernels import compiled_kernels  # noqa: E402
 from clef_core.linear_modes import measure_products  # noqa: E402
 from clef_core.mxfp4 import fake_quantize, pack_codes, quantize  # noqa: E402
 from clef_core.mxfp4_linear import MXFP4Linear, Steps  # noqa: E402
+from clef_core.room import keep_freed_memory  # noqa: E402
 
 SHAPES = ((1_024, 3_584), (5_120, 17_408), (17_408, 5_120), (5_120, 6_144))
 ROWS = (1, 64, 512, 1_346, 4_096, 8_192)
@@ -77,6 +78,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all shapes of the 27B, 1 to 8,192 rows: half an hour")
     is_full = parser.parse_args().full
+    keep_freed_memory()  # as a worker does
     print(conditions(), "\n")
     timings = measure_products()
     shared = Steps(compiled_kernels(torch.bfloat16, torch.device("cpu"), timings.int8_kernel))

@@ -21,6 +21,7 @@ from clef_core.engine import Decision, Engine  # noqa: E402
 from clef_core.errors import SettingsError  # noqa: E402
 from clef_core.model import load_release  # noqa: E402
 from clef_core.mxfp4_linear import LinearMode  # noqa: E402
+from clef_core.room import keep_freed_memory  # noqa: E402
 from clef_core.stats import max_abs_difference, top, wilson  # noqa: E402
 from clef_core.tasks import find_task  # noqa: E402
 
@@ -40,6 +41,7 @@ def decide(release: Path, mode: LinearMode, records: Sequence[Record]) -> tuple[
 
 
 def main(n: int, data: Path, release: Path) -> None:
+    keep_freed_memory()  # as a worker does
     print(conditions(), "\n")
     records = [Record(row.submission.request) for row in find_task("banking77").load(data, n, 0)]
     print(f"{release.name}, {n} rows of BANKING77 with 77 options\n")

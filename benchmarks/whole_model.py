@@ -33,6 +33,7 @@ from clef_core.mxfp4_linear import LinearMode  # noqa: E402
 from clef_core.quantize import quantize  # noqa: E402
 from clef_core.recipe import Recipe  # noqa: E402
 from clef_core.release import CHECKSUMS, INDEX  # noqa: E402
+from clef_core.room import keep_freed_memory  # noqa: E402
 
 SMALL = PROJECT / "checkpoints" / "random-bf16"
 NUM_LAYERS, HIDDEN = 8, 1_024
@@ -76,6 +77,7 @@ def forward(release: Release, batch: Batch) -> Callable[[], object]:
 
 
 def main(tokens: list[int], *, has_quark: bool, profiled: str | None) -> None:
+    keep_freed_memory()  # as a worker does
     print(conditions(), "\n")
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = Path(folder)
