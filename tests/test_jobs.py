@@ -213,13 +213,19 @@ def test_a_single_request_takes_other_waiting_ones_along(submitter: Submitter, j
     assert [see(submitter, one).status for one in (first, second)] == ["done", "done"]
 
 
-@pytest.mark.parametrize(("row_s", "done"), [(0.0, 4), (0.6, 2)], ids=["fast", "slow"])
+@pytest.mark.parametrize(("seconds_per_claim", "done"), [(600.0, 4), (0.01, 2)], ids=["fast", "slow"])
 def test_a_job_of_a_batch_takes_waiting_rows_along_where_rows_are_fast(
-    submitter: Submitter, jobs: RowJobs, engine: WatchedEngine, row_s: float, done: int
+    submitter: Submitter,
+    jobs: RowJobs,
+    engine: WatchedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds_per_claim: float,
+    done: int,
 ) -> None:
+    monkeypatch.setattr("worker.jobs.SECONDS_PER_CLAIM", seconds_per_claim)
+    engine.after_step = lambda: time.sleep(0.02)  # a row takes this long at least
     ids = ids_of(submitter, submit_batch(submitter, ["one", "two"], ["bf16"]))
     other = submit_batch(submitter, ["three", "four"], ["bf16"])
-    engine.after_step = lambda: time.sleep(row_s)
     jobs.decide_rows(ids[:1])  # how long rows take is not known yet
     assert [see(submitter, one).status for one in ids] == ["done", "queued"]
     jobs.decide_rows(ids[1:])
