@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[0] != "--supervise":
         serve(load_settings(), arguments, load_marked_engine)
         return
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests with `&`
     with Supervisor(load_settings(), arguments[1:], marked_command), contextlib.suppress(KeyboardInterrupt):
         signal.pause()
 
