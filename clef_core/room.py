@@ -109,22 +109,19 @@ def drop_pages(tensor: Tensor) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 
 
-def keep_freed_memory(num_bytes: int = KEPT_BYTES) -> bool:
+def keep_freed_memory(num_bytes: int = KEPT_BYTES) -> None:
     """Let glibc keep up to `num_bytes` of freed memory for the next tensors instead of giving it to the system at once.
 
-    Without it each forward pays again for the pages of its large tensors, which is dear on virtual machines.
+    Without it each forward pays again for the pages of its large tensors, which is dear on virtual machines. Does
+    nothing where the C library is another.
 
     Args:
         num_bytes: less than 2 GiB, what glibc takes.
-
-    Returns:
-        False where the C library is not glibc; nothing is changed then.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is None or not hasattr(libc, "gnu_get_libc_version"):
-        return False
-    # M_MMAP_MAX: no tensor in a mapping of its own, which would go with it. M_TRIM_THRESHOLD: what the heap may keep.
-    return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, num_bytes))
+    if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
+        return
+    libc.mallopt(M_MMAP_MAX, 0)  # no tensor in a mapping of its own, which would go with it
+    libc.mallopt(M_TRIM_THRESHOLD, num_bytes)
 
 
 def gigabytes(num_bytes: int) -> str:

@@ -74,10 +74,10 @@ def stop() -> threading.Event:
     return threading.Event()
 
 
-def jobs_of(submitter: Submitter, engine: WatchedEngine, stop: threading.Event, look_up_every_s: float) -> RowJobs:
+def jobs_of(submitter: Submitter, engine: WatchedEngine, stop: threading.Event, **times: float) -> RowJobs:
     return RowJobs(
         NAME, {"bf16": engine}, submitter.database, submitter.images, Bell(submitter.redis), stop=stop,
-        watchdog=Watchdog(600, parent_pid=None, on_orphan=lambda: None), look_up_every_s=look_up_every_s,
+        watchdog=Watchdog(600, parent_pid=None, on_orphan=lambda: None), **times,
     )  # fmt: skip
 
 
@@ -215,14 +215,9 @@ def test_a_single_request_takes_other_waiting_ones_along(submitter: Submitter, j
 
 @pytest.mark.parametrize(("seconds_per_claim", "done"), [(600.0, 4), (0.01, 2)], ids=["fast", "slow"])
 def test_a_job_of_a_batch_takes_waiting_rows_along_where_rows_are_fast(
-    submitter: Submitter,
-    jobs: RowJobs,
-    engine: WatchedEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    seconds_per_claim: float,
-    done: int,
+    submitter: Submitter, engine: WatchedEngine, stop: threading.Event, seconds_per_claim: float, done: int
 ) -> None:
-    monkeypatch.setattr("worker.jobs.SECONDS_PER_CLAIM", seconds_per_claim)
+    jobs = jobs_of(submitter, engine, stop, seconds_per_claim=seconds_per_claim)
     engine.after_step = lambda: time.sleep(0.02)  # a row takes this long at least
     ids = ids_of(submitter, submit_batch(submitter, ["one", "two"], ["bf16"]))
     other = submit_batch(submitter, ["three", "four"], ["bf16"])

@@ -41,8 +41,8 @@ import resource, sys
 import torch
 from clef_core.room import keep_freed_memory
 
-if sys.argv[1] == "keep" and not keep_freed_memory():
-    sys.exit("no glibc")
+if sys.argv[1] == "keep":
+    keep_freed_memory()
 
 def make_ten():
     for _ in range(10):

@@ -78,6 +78,7 @@ class RowJobs:
         stop: threading.Event,
         watchdog: Watchdog,
         look_up_every_s: float = LOOK_UP_EVERY_S,
+        seconds_per_claim: float = SECONDS_PER_CLAIM,
     ) -> None:
         self.name = name
         self.is_busy = False
@@ -89,7 +90,8 @@ class RowJobs:
         self._stop = stop
         self._watchdog = watchdog
         self._run_ids: dict[_Task, int] = {}
-        self._row_s: dict[str, float] = {}
+        self._seconds_per_claim = seconds_per_claim
+        self._row_s: dict[str, float] = {}  # by variant, of the last claim
         self._look_up_every_s = look_up_every_s
         self._looked_up_at = -math.inf
         self._seen: dict[str, list[str] | None] = {}
@@ -119,7 +121,7 @@ class RowJobs:
     def _rows_per_claim(self, like: ClaimedRow) -> int:
         if like.priority == PRIORITY_SINGLE:
             return ROWS_PER_JOB
-        return min(MAX_ROWS_PER_CLAIM, int(SECONDS_PER_CLAIM / self._row_s.get(like.variant, math.inf)))
+        return min(MAX_ROWS_PER_CLAIM, int(self._seconds_per_claim / self._row_s.get(like.variant, math.inf)))
 
     def _decide_claimed(self, rows: Sequence[ClaimedRow], token: str) -> None:
         """Decide claimed rows and give back what remains, whatever happens."""
