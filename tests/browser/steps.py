@@ -11,29 +11,40 @@ EXAMPLES = PROJECT / "examples"
 ANSWER_TIMEOUT_MS = 60_000
 
 
+ARRIVED, LEAVING = "a page has arrived", "a page is being left"
+TELL_WHEN_LEFT = f"""if (window === top) {{
+    console.debug("{ARRIVED}");
+    addEventListener("beforeunload", () => console.debug("{LEAVING}"));
+}}"""
+
+
 @dataclass
 class Watched:
-    """What a page did that a person would not see."""
+    """What a page did that a person would not see.
+
+    Gradio's `beforeunload` handler aborts its streams, and its client reports that, for every event under way, as
+    errors in the console of the page that is being left. Nobody sees them, so they do not count once the next page has
+    arrived.
+    """
 
     errors: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    num_before_leaving: int | None = None
 
     def attach(self, page: Page) -> None:
+        page.add_init_script(TELL_WHEN_LEFT)
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self.requests.append(request.url))
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type == "error" and not _is_leaving(message.text):
+        if message.type == "error":
             self.errors.append(f"{message.text} ({message.location.get('url', '')})")
-
-
-def _is_leaving(text: str) -> bool:
-    """Whether Gradio's `beforeunload` handler, in its module Index, aborted a stream that was just being opened.
-
-    That happens when a page is left or reloaded while a timer's event is under way; nobody sees it but the console.
-    """
-    return text.startswith("AbortError: signal is aborted without reason") and "/assets/Index-" in text
+        elif message.text == LEAVING:
+            self.num_before_leaving = len(self.errors)
+        elif message.text == ARRIVED and self.num_before_leaving is not None:
+            del self.errors[self.num_before_leaving :]
+            self.num_before_leaving = None
 
 
 def open_decide(page: Page, url: str) -> None:

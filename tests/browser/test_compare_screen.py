@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,13 +56,12 @@ def compared_url(browser: Browser, app_url: str, questions: Path) -> str:
 
 
 @pytest.fixture
-def compared(page: Page, compared_url: str) -> Iterator[Page]:
+def compared(page: Page, compared_url: str) -> Page:
     """The comparison in a new tab; nothing is in its memory but the address."""
     page.goto(compared_url, wait_until="domcontentloaded")
     expect(page.locator(REPORT)).to_be_visible()
     expect(page.locator("#flips .hint")).to_be_visible()
-    yield page
-    page.wait_for_timeout(500)  # leaving while the page still asks for things is an error in its console
+    return page
 
 
 def number_of(page: Page, kind: str) -> int:
@@ -160,7 +158,6 @@ def test_a_reload_shows_the_same_comparison_and_the_list_has_it(
     sentence = compared.locator(REPORT).inner_text()
     compared.reload(wait_until="domcontentloaded")
     expect(compared.locator(REPORT)).to_have_text(sentence)
-    compared.wait_for_timeout(500)
     compared.goto(f"{app_url}/compare", wait_until="domcontentloaded")
     item = compared.locator(f'#comparisons a[href="/compare{compared_url.split("/compare")[1]}"]')
     expect(item).to_contain_text("messages.csv")
@@ -213,7 +210,6 @@ def test_a_comparison_can_be_stopped_and_gone_on_with(page: Page, app_url: str, 
         "BF16 run again picked the same option as BF16 for 600 of 600", timeout=RUN_TIMEOUT_MS
     )
     expect(page.locator("#comparison-head")).to_contain_text("no noise floor")
-    page.wait_for_timeout(500)
 
 
 def test_an_address_that_names_nothing_says_so(page: Page, app_url: str) -> None:
@@ -222,7 +218,6 @@ def test_an_address_that_names_nothing_says_so(page: Page, app_url: str) -> None
         expect(page.locator("#compare-problems")).to_contain_text(words)
         expect(page.locator("#compare-start")).to_be_visible()
         expect(page.locator("#sensitivity-runs")).to_contain_text("python -m worker sensitivity")
-        page.wait_for_timeout(700)
 
 
 def test_the_questions_of_a_decision_are_asked_alone_too(page: Page, app_url: str) -> None:

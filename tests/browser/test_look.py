@@ -53,7 +53,6 @@ def test_every_screen_has_the_navigation_and_says_what_it_is(page: Page, app_url
         expect(page.locator("#masthead p")).to_have_text(re.compile(r"^[^.]{20,160}\.( [^.]+\.)?$"))
         expect(page.locator("nav a")).to_have_text(["Decide", "Batch", "Compare", "History"])
         expect(page.locator("#workers .chip")).to_have_count(2)
-        page.wait_for_timeout(1000)  # leaving while the page still asks for things is an error in its console
 
 
 def test_every_field_has_a_name_for_a_screen_reader(page: Page, app_url: str) -> None:
