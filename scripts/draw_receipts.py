@@ -17,6 +17,7 @@ import random
 import zipfile
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
@@ -26,6 +27,9 @@ PAPER = (252, 251, 246)
 INK = (38, 38, 44)
 DESK = (176, 160, 140)
 ZIP_DATE = (2026, 1, 1, 0, 0, 0)
+PAPER_WIDTH, MARGIN = 340, 22
+TOTAL_SIZE = 27
+BANDS = ("under_20", "20_to_50", "over_50")
 NUM_COLOURS = 32  # a palette keeps each file far under 60 kB
 
 
@@ -65,6 +69,31 @@ class Receipt:
     def tax(self) -> Decimal:
         """The tax inside the total, rounded to cents."""
         return (self.total * self.tax_percent / (100 + self.tax_percent)).quantize(Decimal("0.01"))
+
+
+@dataclass(frozen=True)
+class Print:
+    """A piece of text on the paper; x, y: of its anchor, in pixels. size: of Pillow's own font."""
+
+    text: str
+    x: float
+    y: int
+    size: int
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is where on the paper. rules, barcode: y of the dashed lines and the bars' top; height: all in pixels."""
+
+    prints: tuple[Print, ...]
+    rules: tuple[int, ...]
+    barcode: int
+    height: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return PAPER_WIDTH, self.height
 
 
 def item(name: str, quantity: int, price: str) -> Line:
@@ -138,61 +167,79 @@ QUESTIONS = {
 }
 
 
-def draw_receipt(receipt: Receipt) -> Image.Image:
-    """Return the receipt as printed paper on a desk, RGB, 440 pixels wide and about 700 high."""
-    width, margin, row = 340, 22, 25
-    paper = Image.new("RGB", (width, 1200), PAPER)
-    pen = ImageDraw.Draw(paper)
-    title, body, small = (ImageFont.load_default(size) for size in (27, 17, 14))
+@cache
+def font_of(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+def lay_out(receipt: Receipt) -> Layout:
+    """Return what is printed where on the paper, in reading order."""
+    prints: list[Print] = []
+    rules: list[int] = []
     y = 24
 
-    def centre(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, step: int) -> None:
+    def centre(text: str, size: int, step: int) -> None:
         nonlocal y
-        pen.text((width / 2, y), text, font=font, fill=INK, anchor="ma")
+        prints.append(Print(text, PAPER_WIDTH / 2, y, size, "ma"))
         y += step
 
-    def pair(left: str, right: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont = body, step: int = row) -> None:
+    def pair(left: str, right: str, size: int = 17, step: int = 25) -> None:
         nonlocal y
-        pen.text((margin, y), left, font=font, fill=INK, anchor="la")
-        pen.text((width - margin, y), right, font=font, fill=INK, anchor="ra")
+        prints.append(Print(left, MARGIN, y, size, "la"))
+        prints.append(Print(right, PAPER_WIDTH - MARGIN, y, size, "ra"))
         y += step
 
     def rule() -> None:
         nonlocal y
-        y += 5
-        for x in range(margin, width - margin, 9):
-            pen.line((x, y, x + 4, y), fill=INK)
-        y += 11
+        rules.append(y + 5)
+        y += 16
 
-    centre(receipt.shop, title, 40)
+    centre(receipt.shop, 27, 40)
     for part in receipt.address:
-        centre(part, body, 22)
+        centre(part, 17, 22)
     y += 8
-    pair(receipt.when, "", small)
-    pair(receipt.number, "", small)
+    pair(receipt.when, "", 14)
+    pair(receipt.number, "", 14)
     rule()
     for line in receipt.lines:
         pair(line.name, f"{line.amount:.2f}")
         if line.quantity > 1:
-            pair(f"   {line.quantity} x {line.price:.2f}", "", small, 21)
+            pair(f"   {line.quantity} x {line.price:.2f}", "", 14, 21)
     rule()
-    pair("TOTAL EUR", f"{receipt.total:.2f}", title, 42)
-    pair(f"incl. tax {receipt.tax_percent} %", f"{receipt.tax:.2f}", small)
+    pair("TOTAL EUR", f"{receipt.total:.2f}", TOTAL_SIZE, 42)
+    pair(f"incl. tax {receipt.tax_percent} %", f"{receipt.tax:.2f}", 14)
     pair(receipt.paid_by, f"{receipt.total:.2f}")
     rule()
-    centre(receipt.farewell, body, 32)
-    _draw_barcode(pen, y, width, receipt.number)
-    y += 62
+    centre(receipt.farewell, 17, 32)
+    return Layout(tuple(prints), tuple(rules), barcode=y, height=y + 76)
 
-    paper = paper.crop((0, 0, width, y + 14))
-    desk = Image.new("RGB", (440, max(640, paper.height + 70)), DESK)
-    tilted = paper.convert("RGBA").rotate(receipt.tilt_degrees, resample=Image.Resampling.BICUBIC, expand=True)
-    at = ((desk.width - tilted.width) // 2, (desk.height - tilted.height) // 2)
+
+def draw_receipt(receipt: Receipt) -> Image.Image:
+    """Return the receipt as printed paper on a desk, RGB, 440 pixels wide and about 700 high."""
+    layout = lay_out(receipt)
+    paper = Image.new("RGB", layout.size, PAPER)
+    pen = ImageDraw.Draw(paper)
+    for one in layout.prints:
+        pen.text((one.x, one.y), one.text, font=font_of(one.size), fill=INK, anchor=one.anchor)
+    for y in layout.rules:
+        for x in range(MARGIN, PAPER_WIDTH - MARGIN, 9):
+            pen.line((x, y, x + 4, y), fill=INK)
+    _draw_barcode(pen, layout.barcode, PAPER_WIDTH, receipt.number)
+    tilted = paper.convert("RGBA").rotate(receipt.tilt_degrees, Image.Resampling.BICUBIC, expand=True)
+    desk, at = on_desk(tilted, layout, "RGB", DESK)
     shadow = Image.new("L", desk.size, 0)
     shadow.paste(110, (at[0] + 6, at[1] + 8), tilted.getchannel("A"))
     desk.paste((70, 60, 50), mask=shadow.filter(ImageFilter.GaussianBlur(6)))
     desk.paste(tilted, at, tilted)
     return desk
+
+
+def on_desk(
+    tilted: Image.Image, layout: Layout, mode: str, ground: int | tuple[int, int, int]
+) -> tuple[Image.Image, tuple[int, int]]:
+    """Return an empty desk, and where on it the tilted paper lies."""
+    desk = Image.new(mode, (440, max(640, layout.height + 70)), ground)
+    return desk, ((desk.width - tilted.width) // 2, (desk.height - tilted.height) // 2)
 
 
 def _draw_barcode(pen: ImageDraw.ImageDraw, y: int, width: int, seed: str) -> None:
@@ -232,8 +279,13 @@ def to_png(picture: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def band_of(total: Decimal) -> str:
-    return "under_20" if total < 20 else "20_to_50" if total <= 50 else "over_50"
+def band_place(total: Decimal) -> int:
+    """The place of the total's band among `BANDS`."""
+    return 0 if total < 20 else 1 if total <= 50 else 2
+
+
+def is_card(receipt: Receipt) -> bool:
+    return receipt.paid_by.startswith("CARD")
 
 
 def write_zip(path: Path, pictures: dict[str, bytes]) -> None:
@@ -245,7 +297,7 @@ def write_zip(path: Path, pictures: dict[str, bytes]) -> None:
 
 def write_csv(path: Path) -> None:
     """Write one row per picture, with the right answers as labels."""
-    labels = [("true", "true" if "CARD" in r.paid_by else "false", band_of(r.total)) for r in RECEIPTS]
+    labels = [("true", str(is_card(r)).lower(), BANDS[band_place(r.total)]) for r in RECEIPTS]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["id", "note", "image", *(f"label:{question}" for question in QUESTIONS)])

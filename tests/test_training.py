@@ -1,5 +1,6 @@
 """The recipe of clef-nano: its data, its losses, and that a stopped training goes on as if nothing had been."""
 
+import copy
 import csv
 import json
 import math
@@ -32,8 +33,8 @@ from training.intents import IntentData, read_banking77, read_clinc150
 from training.losses import BRIER_WEIGHT, SMOOTHING, question_loss
 from training.object_records import object_record
 from training.phrases import fill, load
-from training.pictures import Pictures
-from training.train import Laboratory, Start, build, finish, make_tokenizer, train
+from training.pictures import Pictures, drawn_receipt
+from training.train import Laboratory, ReadingSteps, Start, build, finish, learn_to_read, make_tokenizer, train
 from training.trainee import learning_rate
 from training.vocabulary import fixed_pieces
 from training.word_records import WordRecords
@@ -259,6 +260,9 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "PICTURES_TOGETHER": 1,
     }.items():
         monkeypatch.setattr(f"training.batches.{name}", value)
+    for name in ("NUM_PAPERS", "NUM_RECEIPTS", "NUM_HELD_OUT", "PAPERS_TOGETHER"):
+        monkeypatch.setattr(f"training.reading.{name}", 2)
+    monkeypatch.setattr("training.train.NUM_HELD_OUT", 8)
     monkeypatch.setattr("training.train.SAVE_EVERY_STEPS", 1)
     with trainable_layers():
         yield
@@ -274,7 +278,7 @@ def test_a_stopped_training_goes_on_as_if_nothing_had_been(
     through = laboratory(tokenizer, wordnet)
     group = len(list(through.batches.next_batches(0.0)))
     through = laboratory(tokenizer, wordnet)
-    train(through, whole, 2 * group)
+    train(through, whole / "state.pt", 2 * group)
 
     class StoppedError(Exception):
         pass
@@ -288,17 +292,58 @@ def test_a_stopped_training_goes_on_as_if_nothing_had_been(
 
     stopped.trainee.save = save_and_stop  # type: ignore[method-assign]
     with pytest.raises(StoppedError):
-        train(stopped, parts, 2 * group)
+        train(stopped, parts / "state.pt", 2 * group)
     resumed = laboratory(tokenizer, wordnet)
-    train(resumed, parts, 2 * group)
+    train(resumed, parts / "state.pt", 2 * group)
     for one, other in zip(through.trainee.parameters(), resumed.trainee.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("small_groups")
+def test_reading_is_learnt_last_and_goes_on_where_it_stopped(
+    tmp_path: Path, tokenizer: Tokenizer, wordnet: WordNet
+) -> None:
+    lab = laboratory(tokenizer, wordnet)
+    train(lab, tmp_path / "state.pt", 2)
+    embeddings = lab.trainee.backbone.lm_head.weight.clone()
+    reading = learn_to_read(lab, tmp_path, 0, ReadingSteps(2, 2, 2, 2))
+    assert torch.equal(reading.trainee.backbone.lm_head.weight, embeddings), "words keep their meaning"
+    weights = {name: one.clone() for name, one in reading.trainee.backbone.named_parameters()}
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert {"letter_loss", "fact_loss"} <= {key for line in log for key in line}
+    assert "receipts" in log[-1]["held_out"]
+
+    again = laboratory(tokenizer, wordnet)
+    train(again, tmp_path / "state.pt", 2)
+    resumed = learn_to_read(again, tmp_path, 0, ReadingSteps(2, 2, 2, 2))
+    for name, one in resumed.trainee.backbone.named_parameters():
+        assert torch.equal(one, weights[name]), name
+    assert (tmp_path / "log.jsonl").read_text().count("letter_loss") == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_asked_of_a_receipt_is_printed_on_it(seed: int) -> None:
+    pictures = Pictures(seed)
+    for _ in range(20):
+        drawn = copy.deepcopy(pictures.rng)
+        example = pictures.read_receipt()
+        receipt = drawn_receipt(drawn)
+        questions = {id: question.to_json() for id, question in example.record.request.questions.items()}
+        if "threshold" in questions:
+            words = str(questions["threshold"]["instructions"]).split()
+            threshold = next(int(word.strip("?")) for word in words if word.strip("?").isdigit())
+            is_true = receipt.total > threshold if {"above", "more"} & set(words) else receipt.total < threshold
+            assert example.labels["threshold"] == str(is_true).lower()
+        if "payment" in questions:
+            criteria = questions["payment"]["criteria"]
+            said = json.dumps(criteria[example.labels["payment"]]) + example.labels["payment"]
+            assert ("card" in said) == receipt.paid_by.startswith("CARD")
+
+
+@pytest.mark.usefixtures("small_groups")
 def test_what_is_trained_is_what_the_engine_runs(tmp_path: Path, tokenizer: Tokenizer, wordnet: WordNet) -> None:
     lab = laboratory(tokenizer, wordnet)
-    train(lab, tmp_path, 2)
+    train(lab, tmp_path / "state.pt", 2)
     path = finish(lab, tmp_path)
     assert read_release(path).kind == "bf16"
     release = load_release(path, dtype=torch.float32)

@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,17 +30,20 @@ WORDS_BESIDE = 400
 """Words that the descriptions of a batch are held against beside their own."""
 
 PICTURE_BATCHES = 1
+PICTURES_ALONE_UNTIL, PICTURES_ALONE = 0.35, 25
+"""Once the tower can read, pictures come alone for this share of the steps, in groups of that many batches."""
+
 OWN_SUMMARIES_FROM = 0.2
 PICTURES_TOGETHER = 12
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Whole records. `targets`: from `targets_of`."""
+    """Whole records. `targets`: from `targets_of`. `summary_targets`: None where summaries are not trained."""
 
     encoded: list[EncodedRequest]
     targets: Tensor
-    summary_targets: SummaryTargets
+    summary_targets: SummaryTargets | None
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Batches:
         rng.shuffle(batches)
         yield from batches
 
-    def random_streams(self) -> tuple[random.Random, random.Random]:
+    def random_streams(self) -> tuple[random.Random, ...]:
         """What decides the stream, to be saved and restored between two groups."""
         return self.generator.rng, self.pictures.rng
 
@@ -186,6 +190,38 @@ class Batches:
             places=torch.tensor(places),
             lengths=torch.tensor([len(one.input_ids) for one in encoded]) if is_whole else None,
         )
+
+
+class PictureBatches:
+    """Pictures with more questions about what is printed on them, and batches of everything, against forgetting it."""
+
+    def __init__(self, everything: Batches, pictures: Pictures) -> None:
+        self.everything = everything
+        self.pictures = pictures
+
+    def next_batches(self, progress: float) -> Iterator[TrainingBatch | SummaryBatch]:
+        """Pictures alone at first; then a picture batch after each of a group as at the end of earlier training."""
+        if progress < PICTURES_ALONE_UNTIL:
+            yield from (self._drawn() for _ in range(PICTURES_ALONE))
+            return
+        for other in self.everything.next_batches(1.0):
+            yield other
+            yield self._drawn()
+
+    def _drawn(self) -> TrainingBatch:
+        examples = [self.pictures.draw(can_read=True) for _ in range(PICTURES_TOGETHER)]
+        return replace(self.everything.batch(examples), summary_targets=None)
+
+    def random_streams(self) -> tuple[random.Random, ...]:
+        return (*self.everything.random_streams(), self.pictures.rng)
+
+
+class Stream(Protocol):
+    """An endless stream of batches that can be saved and restored between two groups."""
+
+    def next_batches(self, progress: float) -> Iterator[TrainingBatch | SummaryBatch]: ...
+
+    def random_streams(self) -> tuple[random.Random, ...]: ...
 
 
 def _asked(described: Described) -> Asked:

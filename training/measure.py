@@ -1,4 +1,4 @@
-"""Measure a release on records that training never saw: the test splits with five options, and the set outside.
+"""Measure a release on records that training never saw: test splits with five options, the set outside, new pictures.
 
     python -m training.measure RELEASE --data ../shared/data [--n 1000] [--outside tests/data/nano_outside.jsonl]
 
@@ -18,9 +18,11 @@ from clef_core.model import load_release
 from clef_core.schema import Json, parse_request
 from clef_core.stats import expected_calibration_error, wilson
 from clef_core.tasks import DEFAULT_SEED, INTENT, find_task, intent_questions
+from training.pictures import Pictures
 
 OUTSIDE = Path("tests/data/nano_outside.jsonl")
 NUM_OPTIONS = 5
+NUM_PICTURES = 120
 
 Labelled = tuple[Record, Mapping[str, str]]
 
@@ -45,6 +47,17 @@ def outside(path: Path) -> Iterator[tuple[str, Labelled]]:
         row = json.loads(line)
         request = parse_request({"model": "clef", "state": row["state"], "questions": row["questions"]}).request
         yield row["kind"], (Record(request), row["labels"])
+
+
+def drawn_pictures(num: int) -> dict[str, list[Labelled]]:
+    """By kind and question, what is asked about `num` drawn pictures of each kind."""
+    pictures = Pictures("measured")
+    result: dict[str, list[Labelled]] = {}
+    for draw in (pictures.receipt, pictures.shape, pictures.scene, pictures.chart):
+        for example in (draw() for _ in range(num)):
+            for id, label in example.labels.items():
+                result.setdefault(f"{draw.__name__}: {id}", []).append((example.record, {id: label}))
+    return result
 
 
 def measure(engine: Engine, labelled: Sequence[Labelled]) -> dict[str, Json]:
@@ -81,6 +94,8 @@ def main() -> None:
     results["outside"] = measure(engine, [labelled for _, labelled in rows])
     for kind in dict.fromkeys(kind for kind, _ in rows):
         results[f"outside: {kind}"] = measure(engine, [labelled for one, labelled in rows if one == kind])
+    for name, labelled in drawn_pictures(NUM_PICTURES).items():
+        results[name] = measure(engine, labelled)
     for name, result in results.items():
         print(json.dumps({"set": name, **result}))
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from PIL import Image, ImageDraw
 
 from clef_core.schema import Json
-from scripts.draw_receipts import Line, Receipt, draw_receipt
+from scripts.draw_receipts import Line, Receipt, band_place, draw_receipt, is_card
 from training.examples import Asked, Example, choice, example_of, noul
 
 COLOURS = {
@@ -49,6 +49,14 @@ IS_RECEIPT = ("Is the picture a shop or restaurant receipt?", "Is this a receipt
 IS_OTHER = ("Is this something else than a receipt?",)
 BY_CARD = ("Was the bill paid by card?", "Did the customer pay by card?", "Is it a card payment?")
 BY_CASH = ("Was the bill paid in cash?", "Did the customer pay cash?")
+HOW_PAID = ("How was the bill paid?", "How did the customer pay?", "Paid with?")
+PAYMENTS = ("card", "cash", "cheque", "voucher")
+THRESHOLDS = (10, 20, 30, 40, 50, 60, 80, 100)
+ABOVE = ("Is the total above {}?", "Is the total more than {}?", "Was more than {} paid?")
+BELOW = ("Is the total below {}?", "Is the total under {}?", "Was less than {} paid?")
+READ_WEIGHTS = {"is_receipt": 0.4, "paid_by_card": 1.0, "total_band": 1.3, "threshold": 0.5, "payment": 0.5}
+"""How often a receipt's questions are asked once the tower can read."""
+
 WHICH_BAND = ("Which band holds the total?", "How much is the total?", None)
 
 
@@ -58,23 +66,45 @@ class Pictures:
     def __init__(self, seed: int | str) -> None:
         self.rng = random.Random(seed)
 
-    def draw(self) -> Example:
-        kinds: dict[Callable[[], Example], float] = {self.receipt: 6, self.shape: 2, self.scene: 1.5, self.chart: 1}
+    def draw(self, *, can_read: bool = False) -> Example:
+        receipts: dict[Callable[[], Example], float] = {self.read_receipt: 10} if can_read else {self.receipt: 6}
+        kinds = {**receipts, self.shape: 2, self.scene: 1.5, self.chart: 1}
         (kind,) = self.rng.choices(list(kinds), list(kinds.values()))
         return kind()
 
     def receipt(self) -> Example:
         rng = self.rng
-        receipt = _receipt(rng)
-        band = 0 if receipt.total < 20 else 1 if receipt.total <= 50 else 2
-        is_card = "CARD" in receipt.paid_by
-        asked_cash = rng.random() < 0.2
-        asked = {
-            "is_receipt": self._is_receipt(is_true=True),
-            "paid_by_card": noul(rng.choice(BY_CASH if asked_cash else BY_CARD), is_true=is_card != asked_cash),
-            "total_band": self._band(band),
-        }
+        receipt = drawn_receipt(rng)
+        asked = self._asked_of(receipt)
         return self._example(draw_receipt(receipt), asked)
+
+    def read_receipt(self) -> Example:
+        """A receipt with more questions about what is printed on it."""
+        rng = self.rng
+        receipt = drawn_receipt(rng)
+        paid = "card" if is_card(receipt) else "cash"
+        threshold, is_above = rng.choice(THRESHOLDS), rng.random() < 0.5
+        words = rng.choice(ABOVE if is_above else BELOW).format(threshold)
+        is_true = receipt.total > threshold if is_above else receipt.total < threshold
+        asked = {
+            **self._asked_of(receipt),
+            "threshold": noul(words, is_true=is_true),
+            "payment": _among(paid, PAYMENTS, rng.choice(HOW_PAID), rng),
+        }
+        keys = {id: rng.random() ** (1 / READ_WEIGHTS[id]) for id in asked}
+        kept = sorted(asked, key=keys.__getitem__)[-rng.choice((1, 2, 3, 3)) :]
+        return example_of(self._state(), {id: asked[id] for id in kept}, rng, [draw_receipt(receipt)])
+
+    def _asked_of(self, receipt: Receipt) -> dict[str, Asked]:
+        rng = self.rng
+        asked_cash = rng.random() < 0.2
+        return {
+            "is_receipt": self._is_receipt(is_true=True),
+            "paid_by_card": noul(
+                rng.choice(BY_CASH if asked_cash else BY_CARD), is_true=is_card(receipt) != asked_cash
+            ),
+            "total_band": self._band(band_place(receipt.total)),
+        }
 
     def shape(self) -> Example:
         """One shape of one colour on a plain ground."""
@@ -152,7 +182,10 @@ class Pictures:
     def _example(self, picture: Image.Image, asked: Mapping[str, Asked]) -> Example:
         rng = self.rng
         kept = rng.sample(list(asked), rng.choice((1, 2, 3, 3)))
-        return example_of(rng.choice(STATES) or {"kind": "picture"}, {id: asked[id] for id in kept}, rng, [picture])
+        return example_of(self._state(), {id: asked[id] for id in kept}, rng, [picture])
+
+    def _state(self) -> Json:
+        return self.rng.choice(STATES) or {"kind": "picture"}
 
     def _is_receipt(self, *, is_true: bool) -> Asked:
         if self.rng.random() < 0.15:
@@ -171,7 +204,7 @@ class Pictures:
         return Asked(question if instructions is None else {**question, "instructions": instructions}, right)
 
 
-def _receipt(rng: random.Random) -> Receipt:
+def drawn_receipt(rng: random.Random) -> Receipt:
     """An invented purchase; its total is drawn first by band, so that all three are met equally often."""
     low, high = rng.choice(((3, 20), (20, 50), (50, 130)))
     for _ in range(200):

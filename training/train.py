@@ -1,10 +1,12 @@
 """Train clef-nano.
 
-    python -m training.train --data ../shared/data --work DIR [--steps 3400] [--wordnet DIR] [--seed 0]
+    python -m training.train --data ../shared/data --work DIR [--wordnet DIR] [--seed 0] [--steps 3400] ...
 
-Seeded and resumable: DIR holds `state.pt` (written every few minutes) and `log.jsonl`, and the same command goes on
-where it stopped; with other `--steps` the schedule is stretched or cut. A CPU is enough. At the end the temperature is
-set on held-out records and the release is written to `DIR/nano-bf16`; `python -m worker quantize` makes the MXFP4 one.
+In three stages: texts and some pictures; the tower anew, on printed letters; all together, mostly receipts. Seeded and
+resumable: DIR holds the stages' states (written every few minutes; that of the letters at their end) and `log.jsonl`,
+and the same command goes on where it stopped; with other numbers of steps the schedule is stretched or cut. A CPU is
+enough. At the end the temperature is set on held-out records and the release is written to `DIR/nano-bf16`;
+`python -m worker quantize` makes the MXFP4 one.
 """
 
 import argparse
@@ -13,13 +15,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from clef_core.encoding import Encoder
 from clef_core.joint_head import HeadInputs
@@ -27,7 +31,7 @@ from clef_core.room import keep_freed_memory
 from clef_core.tasks import humanise
 from clef_core.tokens import ImageLimits, PromptTokenizer
 from training.architecture import HIDDEN, MERGE, PATCH, make_model, make_processor, write_release
-from training.batches import Batches, TrainingBatch, option_ids
+from training.batches import Batches, PictureBatches, Stream, TrainingBatch, option_ids
 from training.calibration import best_temperature, fold_temperature
 from training.delta_rule import trainable_layers
 from training.embeddings import SentenceEncoder
@@ -36,17 +40,31 @@ from training.intents import IntentData, read_banking77, read_clinc150
 from training.losses import question_loss
 from training.phrases import all_texts
 from training.pictures import Pictures
-from training.trainee import StepResult, Trainee, learning_rate
+from training.reading import learn_facts, learn_letters, linear_patches, muon, rate_share, scale_tokens
+from training.trainee import WEIGHT_DECAY, StepResult, Trainee, adamw, learning_rate, text_optimizer
 from training.vocabulary import MAX_OPTIONS, train_tokenizer
 from training.wordnet import FOLDER, WordNet, read_wordnet
 from training.words import common_words
 
 DEFAULT_STEPS = 3_400
+READING_RATES = {"matrices": 1e-2, "tower": 1e-4, "others": 1e-3}
+"""Of the last stage: of the matrices outside the tower, which Muon changes, and of what AdamW changes."""
+
 MAX_TOKENS = 4_096
 SAVE_EVERY_STEPS = 150
 LOG_EVERY_STEPS = 50
 EVALUATE_EVERY_STEPS = 700
 NUM_HELD_OUT = 64
+
+
+@dataclass(frozen=True)
+class ReadingSteps:
+    """Of each lesson of reading."""
+
+    letters: int = 6_000
+    facts: int = 1_600
+    bare_facts: int = 600
+    pictures: int = 600
 
 
 @dataclass(frozen=True)
@@ -63,8 +81,10 @@ class Laboratory:
     """What a training run works with."""
 
     trainee: Trainee
-    batches: Batches
+    batches: Stream
     tokenizer: Tokenizer
+    processor: Qwen3VLProcessor
+    pools: Mapping[str, Mapping[str, tuple[int, ...]]]
     held_out: Mapping[str, Sequence[TrainingBatch]]
 
 
@@ -98,7 +118,8 @@ def build(
     pools = label_pools(intent_data, prompts)
     batches = Batches(Generator(intent_data, wordnet, seed), Pictures(seed), encoder, pools, start.meanings)
     held_out = held_out_batches(batches, intent_data, num_held_out)
-    return Laboratory(Trainee(backbone, head), batches, tokenizer, held_out)
+    optimizer = text_optimizer([*backbone.named_parameters(), *head.named_parameters()])
+    return Laboratory(Trainee(backbone, head, [optimizer]), batches, tokenizer, processor, pools, held_out)
 
 
 def make_tokenizer(intent_data: Sequence[IntentData], words: Sequence[str]) -> Tokenizer:
@@ -159,15 +180,15 @@ def evaluate(trainee: Trainee, held_out: Mapping[str, Sequence[TrainingBatch]]) 
     return result
 
 
-def train(lab: Laboratory, work: Path, steps: int) -> None:
-    """Go on from `work/state.pt`, or from the start, until `steps` steps are done."""
-    state = work / "state.pt"
+def train(lab: Laboratory, state: Path, steps: int, rate: Callable[[int, int], float] = learning_rate) -> None:
+    """Go on from the file `state`, or from the start, until `steps` steps are done; the log lies beside that file."""
+    work = state.parent
     step = lab.trainee.restore(state, lab.batches) if state.is_file() else 0
     saved = evaluated = step
     recent: list[StepResult] = []
     while step < steps:
         for batch in lab.batches.next_batches(step / steps):
-            recent.append(lab.trainee.step(batch, learning_rate(step, steps)))
+            recent.append(lab.trainee.step(batch, rate(step, steps)))
             step += 1
         if len(recent) >= LOG_EVERY_STEPS:
             write_log(work, step, _means(recent))
@@ -178,6 +199,64 @@ def train(lab: Laboratory, work: Path, steps: int) -> None:
         if step - saved >= SAVE_EVERY_STEPS or step >= steps:  # between groups, so that going on repeats nothing
             lab.trainee.save(state, lab.batches, step)
             saved = step
+
+
+def learn_to_read(lab: Laboratory, work: Path, seed: int, steps: ReadingSteps) -> Laboratory:
+    """The tower anew, on letters and facts, then all but the embeddings, on pictures most of all, then a mean.
+
+    The mean is that of the weights before and after the last stage, but for the tower's.
+    """
+    tower, processor, log = lab.trainee.backbone.model.visual, lab.processor.image_processor, partial(write_log, work)
+    lessons: dict[str, Callable[[], None]] = {
+        "letters": lambda: learn_letters(tower, processor, seed, steps.letters, log),
+        "facts": lambda: learn_facts(tower, processor, seed, steps.facts, log, letter_weight=1.0),
+        "bare_facts": lambda: learn_facts(tower, processor, seed + 1, steps.bare_facts, log, letter_weight=0.0),
+    }
+    for name, learn in lessons.items():
+        file = work / f"{name}.pt"
+        if not file.is_file():
+            learn()
+            torch.save(tower.state_dict(), file)
+        tower.load_state_dict(torch.load(file, weights_only=True))
+    scale_tokens(tower, processor, seed)
+    reading = reading_laboratory(lab, seed)
+    before = [one.detach().clone() for one in others_than_tower(reading.trainee)]
+    with linear_patches(tower):
+        train(reading, work / "pictures.pt", steps.pictures, rate_share)
+    with torch.no_grad():  # what texts need comes back so, and reading stays
+        for one, earlier in zip(others_than_tower(reading.trainee), before, strict=True):
+            one.lerp_(earlier, 0.5)
+    write_log(work, -1, {"mean_held_out": evaluate(reading.trainee, reading.held_out)})
+    return reading
+
+
+def others_than_tower(trainee: Trainee) -> list[nn.Parameter]:
+    """What the last stage changes but for the tower."""
+    named = [*trainee.backbone.named_parameters(), *trainee.head.named_parameters()]
+    return [one for name, one in named if one.requires_grad and "visual" not in name]
+
+
+def reading_laboratory(lab: Laboratory, seed: int) -> Laboratory:
+    """The same model with the optimizers, the stream and the held-out receipts of the last stage."""
+    assert isinstance(lab.batches, Batches)
+    backbone, head = lab.trainee.backbone, lab.trainee.head
+    for matrix in (backbone.model.language_model.embed_tokens, backbone.lm_head):
+        matrix.requires_grad_(False)
+    trainee = Trainee(backbone, head, [])
+    tower, others = list(backbone.model.visual.parameters()), others_than_tower(trainee)
+    rest = [one for one in others if one.dim() != 2]
+    trainee.optimizers = [
+        muon([one for one in others if one.dim() == 2], READING_RATES["matrices"]),
+        adamw([(tower, READING_RATES["tower"], WEIGHT_DECAY), (rest, READING_RATES["others"], WEIGHT_DECAY)]),
+    ]
+    pictures = Pictures("held-out receipts")
+    receipts = [lab.batches.batch([pictures.read_receipt() for _ in range(12)]) for _ in range(NUM_HELD_OUT // 8)]
+    return replace(
+        lab,
+        trainee=trainee,
+        batches=PictureBatches(lab.batches, Pictures(f"{seed} reading")),
+        held_out={**lab.held_out, "receipts": receipts},
+    )
 
 
 def finish(lab: Laboratory, work: Path) -> Path:
@@ -199,7 +278,7 @@ def finish(lab: Laboratory, work: Path) -> Path:
 @torch.no_grad()
 def level_option_numbers(lab: Laboratory) -> None:
     """Option numbers above the largest label set were never met: they take the mean of those that were."""
-    num_met = max(len(places) for places in lab.batches.pools.values())
+    num_met = max(len(places) for places in lab.pools.values())
     ids = [lab.tokenizer.token_to_id(f"OPTION {number}: ") for number in range(1, MAX_OPTIONS + 1)]
     model = lab.trainee.backbone
     for matrix in (model.model.language_model.embed_tokens.weight, model.lm_head.weight):
@@ -235,8 +314,8 @@ def main() -> None:
     keep_freed_memory(2**31 - 1)  # a step takes up to three times as long without
     lab = prepare(arguments.data, arguments.wordnet, work / "tokenizer.json", arguments.seed)
     with trainable_layers():
-        train(lab, work, arguments.steps)
-        print(finish(lab, work))
+        train(lab, work / "state.pt", arguments.steps)
+        print(finish(learn_to_read(lab, work, arguments.seed, ReadingSteps()), work))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGe
 
 from clef_core.encoding import collate
 from clef_core.joint_head import MAX_LOGIT_SCALE, HeadInputs, JointHead
-from training.batches import Batches, SummaryBatch, TrainingBatch
+from training.batches import Stream, SummaryBatch, TrainingBatch
 from training.losses import SummaryTargets, question_loss, question_summaries, summary_loss
 
 LEARNING_RATE = 1.5e-3
@@ -38,13 +38,11 @@ class StepResult:
 
 @dataclass
 class Trainee:
-    """Backbone and head with what changes them."""
+    """Backbone and head with what changes them; every group of the optimizers has its `share` of the learning rate."""
 
     backbone: Qwen3_5ForConditionalGeneration
     head: JointHead
-
-    def __post_init__(self) -> None:
-        self.optimizer = _make_optimizer([*self.backbone.named_parameters(), *self.head.named_parameters()])
+    optimizers: Sequence[torch.optim.Optimizer]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         yield from self.backbone.parameters()
@@ -72,19 +70,17 @@ class Trainee:
         return hidden, logits.float(), inputs
 
     def step(self, batch: TrainingBatch | SummaryBatch, rate: float) -> StepResult:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["share"]
         result = self._summary_losses(batch) if isinstance(batch, SummaryBatch) else self._losses(batch)
         loss, from_summary, accuracy = result
         torch.autograd.backward(loss + SUMMARY_WEIGHT * from_summary)
-        nn.utils.clip_grad_norm_(list(self.parameters()), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        change(self.parameters(), self.optimizers, rate)
         return StepResult(loss.item(), from_summary.item(), accuracy.item())
 
     def _losses(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         hidden, logits, inputs = self.logits(batch)
         loss, accuracy = question_loss(logits, inputs, batch.targets)
+        if batch.summary_targets is None:
+            return loss, torch.zeros(()), accuracy
         return loss, self._summary_loss(hidden, batch.summary_targets), accuracy
 
     def _summary_losses(self, batch: SummaryBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,22 +100,22 @@ class Trainee:
         scale = self.head.prior_logit_scale.clamp(max=MAX_LOGIT_SCALE).exp()
         return summary_loss(normed, targets, self.backbone.lm_head.weight, scale)
 
-    def save(self, path: Path, batches: Batches, step: int) -> None:
+    def save(self, path: Path, batches: Stream, step: int) -> None:
         """Write weights, optimizer, random states and the number of finished steps, all or nothing."""
         partial = path.with_suffix(".partial")
         modules = {"backbone": self.backbone.state_dict(), "head": self.head.state_dict()}
+        optimizers = [one.state_dict() for one in self.optimizers]
         random_states = [rng.getstate() for rng in batches.random_streams()]
-        torch.save(
-            {**modules, "optimizer": self.optimizer.state_dict(), "random": random_states, "step": step}, partial
-        )
+        torch.save({**modules, "optimizers": optimizers, "random": random_states, "step": step}, partial)
         os.replace(partial, path)
 
-    def restore(self, path: Path, batches: Batches) -> int:
+    def restore(self, path: Path, batches: Stream) -> int:
         """Load what `save` wrote and return the number of finished steps."""
         state = torch.load(path, weights_only=True)
         self.backbone.load_state_dict(state["backbone"])
         self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         for rng, (version, words, gauss) in zip(batches.random_streams(), state["random"], strict=True):
             rng.setstate((version, tuple(words), gauss))
         return int(state["step"])
@@ -133,12 +129,27 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * (LAST_SHARE + (1 - LAST_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def _make_optimizer(parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """AdamW, weight decay on matrices alone; a group's `share` is its share of the learning rate."""
+def change(parameters: Iterable[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
+    """Clip the gradients, let every optimizer step at its groups' shares of `rate`, and forget the gradients."""
+    nn.utils.clip_grad_norm_(list(parameters), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["share"]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def text_optimizer(parameters: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """AdamW, weight decay on matrices alone, embeddings slower."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in parameters:
         is_embedding = "embed_tokens" in name or "lm_head" in name
         decay = WEIGHT_DECAY if parameter.dim() >= 2 and not is_embedding else 0.0
         groups.setdefault((EMBEDDING_RATE if is_embedding else 1.0, decay), []).append(parameter)
-    listed = [{"params": group, "weight_decay": decay, "share": share} for (share, decay), group in groups.items()]
+    return adamw([(group, share, decay) for (share, decay), group in groups.items()])
+
+
+def adamw(groups: Iterable[tuple[Sequence[nn.Parameter], float, float]]) -> torch.optim.Optimizer:
+    """AdamW of parameters, each group with its share of the learning rate and its weight decay."""
+    listed = [{"params": [*group], "weight_decay": decay, "share": share} for group, share, decay in groups]
     return torch.optim.AdamW(listed, lr=LEARNING_RATE, betas=(0.9, 0.98), fused=True)
