@@ -13,16 +13,16 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 
 from scripts.draw_receipts import RECEIPTS, Receipt, draw_receipt, lay_out
-from training import reading
 from training.architecture import PATCH, make_backbone, make_processor
 from training.letters import FACTS, LETTERS, NUM_CLASSES, Paper, box_targets, receipt_paper, sheet
-from training.reading import TOKEN_NORM, learn_facts, learn_letters, linear_patches, scale_tokens, start_anew
+from training.reading import TOKEN_NORM, Amounts, learn_facts, learn_letters, linear_patches, scale_tokens, start_anew
 from training.vocabulary import train_tokenizer
 
 FLAT = [replace(receipt, tilt_degrees=0.0) for receipt in RECEIPTS]
 ROWS, COLUMNS = 26, 18
 """Patches of a receipt where the model sees it."""
 
+FEW = Amounts(papers=2, receipts=2, together=2, held_out=2, whitened=6, log_every=10)
 TOKENIZER = train_tokenizer(["a receipt"])
 
 
@@ -35,13 +35,6 @@ def processor() -> Qwen2VLImageProcessor:
 def tower() -> Qwen3_5VisionModel:
     torch.manual_seed(0)
     return make_backbone(TOKENIZER).model.visual
-
-
-@pytest.fixture
-def few_papers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NUM_PAPERS", "NUM_RECEIPTS", "NUM_HELD_OUT", "PAPERS_TOGETHER"):
-        monkeypatch.setattr(reading, name, 2)
-    monkeypatch.setattr(reading, "NUM_WHITENED", 6)
 
 
 def across(boxes: Image.Image, y: float) -> list[int]:
@@ -132,22 +125,20 @@ def test_patches_are_embedded_alike_by_a_product(processor: Qwen2VLImageProcesso
 
 
 @torch.no_grad()
-@pytest.mark.usefixtures("few_papers")
 def test_tokens_are_scaled_alike(processor: Qwen2VLImageProcessor, tower: Qwen3_5VisionModel) -> None:
     pixels, grid = pixels_of(processor)
     before = tower(pixels, grid_thw=grid).pooler_output
-    scale_tokens(tower, processor, 0)
+    scale_tokens(tower, processor, 0, FEW)
     after = tower(pixels, grid_thw=grid).pooler_output
     assert float(after.norm(dim=-1).mean()) == pytest.approx(TOKEN_NORM, rel=0.1)
     torch.testing.assert_close(after / after.norm(), before / before.norm())
 
 
-@pytest.mark.usefixtures("few_papers")
 def test_letters_and_facts_are_learnt_alike_from_the_same_seed(processor: Qwen2VLImageProcessor) -> None:
     def learn() -> tuple[list[dict[str, float]], Tensor]:
         tower, logged = make_backbone(TOKENIZER).model.visual, []
-        learn_letters(tower, processor, 3, 12, lambda _, values: logged.append(dict(values)))
-        learn_facts(tower, processor, 3, 12, lambda _, values: logged.append(dict(values)), letter_weight=1.0)
+        learn_letters(tower, processor, 3, 10, lambda _, values: logged.append(dict(values)), FEW)
+        learn_facts(tower, processor, 3, 10, lambda _, values: logged.append(dict(values)), FEW, letter_weight=1.0)
         return logged, tower.merger.linear_fc2.weight.detach()
 
     (logged, weight), (again, same) = learn(), learn()
@@ -157,11 +148,7 @@ def test_letters_and_facts_are_learnt_alike_from_the_same_seed(processor: Qwen2V
     assert set(logged[1]) == {"fact_loss", "letters_f1", "digits_f1", "bands", "payments"}
 
 
-@pytest.mark.usefixtures("few_papers")
-def test_reading_gets_better(
-    processor: Qwen2VLImageProcessor, tower: Qwen3_5VisionModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "LOG_EVERY_STEPS", 10)
+def test_reading_gets_better(processor: Qwen2VLImageProcessor, tower: Qwen3_5VisionModel) -> None:
     losses: list[float] = []
-    learn_letters(tower, processor, 0, 40, lambda _, values: losses.append(values["letter_loss"]))
+    learn_letters(tower, processor, 0, 40, lambda _, values: losses.append(values["letter_loss"]), FEW)
     assert losses[-1] < 0.9 * losses[0]

@@ -34,6 +34,7 @@ from training.losses import BRIER_WEIGHT, SMOOTHING, question_loss
 from training.object_records import object_record
 from training.phrases import fill, load
 from training.pictures import Pictures, drawn_receipt
+from training.reading import Amounts
 from training.train import Laboratory, ReadingSteps, Start, build, finish, learn_to_read, make_tokenizer, train
 from training.trainee import learning_rate
 from training.vocabulary import fixed_pieces
@@ -261,8 +262,6 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "PICTURES_ALONE": 1,
     }.items():
         monkeypatch.setattr(f"training.batches.{name}", value)
-    for name in ("NUM_PAPERS", "NUM_RECEIPTS", "NUM_HELD_OUT", "PAPERS_TOGETHER"):
-        monkeypatch.setattr(f"training.reading.{name}", 2)
     monkeypatch.setattr("training.train.NUM_HELD_OUT", 8)
     monkeypatch.setattr("training.train.SAVE_EVERY_STEPS", 1)
     with trainable_layers():
@@ -300,6 +299,9 @@ def test_a_stopped_training_goes_on_as_if_nothing_had_been(
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+FEW = Amounts(papers=2, receipts=2, together=2, held_out=2, whitened=6)
+
+
 @pytest.mark.usefixtures("small_groups")
 def test_reading_is_learnt_last_and_goes_on_where_it_stopped(
     tmp_path: Path, tokenizer: Tokenizer, wordnet: WordNet
@@ -307,7 +309,7 @@ def test_reading_is_learnt_last_and_goes_on_where_it_stopped(
     lab = laboratory(tokenizer, wordnet)
     train(lab, tmp_path / "state.pt", 2)
     embeddings = lab.trainee.backbone.lm_head.weight.clone()
-    reading = learn_to_read(lab, tmp_path, 0, ReadingSteps(2, 2, 2, 2))
+    reading = learn_to_read(lab, tmp_path, 0, ReadingSteps(2, 2, 2, 2), FEW)
     assert torch.equal(reading.trainee.backbone.lm_head.weight, embeddings), "words keep their meaning"
     weights = {name: one.clone() for name, one in reading.trainee.backbone.named_parameters()}
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -316,7 +318,7 @@ def test_reading_is_learnt_last_and_goes_on_where_it_stopped(
 
     again = laboratory(tokenizer, wordnet)
     train(again, tmp_path / "state.pt", 2)
-    resumed = learn_to_read(again, tmp_path, 0, ReadingSteps(2, 2, 2, 2))
+    resumed = learn_to_read(again, tmp_path, 0, ReadingSteps(2, 2, 2, 2), FEW)
     for name, one in resumed.trainee.backbone.named_parameters():
         assert torch.equal(one, weights[name]), name
     assert (tmp_path / "log.jsonl").read_text().count("letter_loss") == 1

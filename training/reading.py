@@ -25,25 +25,37 @@ from training.trainee import WEIGHT_DECAY, adamw, change
 
 MUON_RATE, ADAMW_RATE = 0.02, 2e-3
 WARM_UP_STEPS = 50
-PAPERS_TOGETHER = 8
-NUM_PAPERS = 1_200
-"""Drawn once, and then met cut at other edges."""
-
 SHEET_SHARE = 0.8
-NUM_HELD_OUT = 32
-NUM_WHITENED = 60
 WHITENING_EPSILON = 1e-3
 FIRST_BIAS = -4.0
 """Of every letter: most patches have none."""
 
 FACT_RATE, FACT_WEIGHT = 0.01, 10.0
-NUM_RECEIPTS, NEW_RECEIPTS = 400, 2
-"""How many receipts are at hand, and how many are drawn anew at each step."""
+NEW_RECEIPTS = 2
+"""How many of the receipts at hand are drawn anew at each step."""
 
 TOKEN_NORM = 4.0
 """Of an image token where the language model gets it; a text token's embedding has 1."""
 
-LOG_EVERY_STEPS = 500
+
+@dataclass(frozen=True)
+class Amounts:
+    """How many papers the lessons take.
+
+    papers: drawn once for the letters, and then met cut at other edges. receipts: at hand for the facts.
+    together: in a batch. held_out: to measure letters, and three times as many for facts. whitened: pictures whose
+    patches the tower's embedding whitens. log_every: steps.
+    """
+
+    papers: int = 1_200
+    receipts: int = 400
+    together: int = 8
+    held_out: int = 32
+    whitened: int = 60
+    log_every: int = 500
+
+
+AMOUNTS = Amounts()
 
 
 class Reader(nn.Linear):
@@ -125,9 +137,11 @@ class Batch:
 
 
 @torch.no_grad()
-def scale_tokens(tower: Qwen3_5VisionModel, processor: Qwen2VLImageProcessor, seed: int) -> None:
+def scale_tokens(
+    tower: Qwen3_5VisionModel, processor: Qwen2VLImageProcessor, seed: int, amounts: Amounts = AMOUNTS
+) -> None:
     """Bring the tower's tokens to `TOKEN_NORM`: letters leave them so long that no later layer can add much."""
-    batch = _batch(_receipts(f"{seed} scaled", NUM_HELD_OUT), processor, has_facts=False)
+    batch = _batch(_receipts(f"{seed} scaled", amounts.held_out), processor, has_facts=False)
     factor = TOKEN_NORM / tower(batch.pixels, grid_thw=batch.grid).pooler_output.norm(dim=-1).mean()
     tower.merger.linear_fc2.weight.mul_(factor)
     tower.merger.linear_fc2.bias.mul_(factor)
@@ -136,27 +150,35 @@ def scale_tokens(tower: Qwen3_5VisionModel, processor: Qwen2VLImageProcessor, se
 Log = Callable[[int, Mapping[str, float]], None]
 
 
-def learn_letters(tower: Qwen3_5VisionModel, processor: Qwen2VLImageProcessor, seed: int, steps: int, log: Log) -> None:
+def learn_letters(
+    tower: Qwen3_5VisionModel,
+    processor: Qwen2VLImageProcessor,
+    seed: int,
+    steps: int,
+    log: Log,
+    amounts: Amounts = AMOUNTS,
+) -> None:
     """Train the tower from fresh weights on papers whose letters are known; whole, as it takes half an hour."""
     rng = random.Random(f"{seed} letters")
     torch.manual_seed(seed)
     pictures = Pictures(f"{seed} whitened")
-    seen = [sheet(rng).picture for _ in range(NUM_WHITENED // 3)]
-    seen += [image for _ in range(2 * NUM_WHITENED // 3) for image in pictures.draw().record.images]
+    seen = [sheet(rng).picture for _ in range(amounts.whitened // 3)]
+    seen += [image for _ in range(2 * amounts.whitened // 3) for image in pictures.draw().record.images]
     start_anew(tower, _pixels(processor, seen)[0])
     reader = Reader(torch.ones(NUM_CLASSES))
-    measured = _batch(_receipts(f"{seed} held-out letters", NUM_HELD_OUT), processor, has_facts=False)
-    papers = [_paper(rng) for _ in range(NUM_PAPERS)]
+    measured = _batch(_receipts(f"{seed} held-out letters", amounts.held_out), processor, has_facts=False)
+    papers = [_paper(rng) for _ in range(amounts.papers)]
 
     def batches() -> Iterator[Batch]:
         while True:
-            cut = [rng.choice(papers).cut(rng) for _ in range(PAPERS_TOGETHER)]
+            cut = [rng.choice(papers).cut(rng) for _ in range(amounts.together)]
             yield _batch(cut, processor, has_facts=False)
 
-    def score() -> Mapping[str, float]:
-        return _letter_score(tower, reader, measured)
+    @torch.no_grad()
+    def logged(step: int, loss: float) -> None:
+        log(step, {"letter_loss": loss, **_letter_score(_logits(tower, reader, measured), measured)})
 
-    _learn(tower, reader, batches(), steps, MUON_RATE, lambda step, loss: log(step, {"letter_loss": loss, **score()}))
+    _learn(tower, reader, batches(), steps, MUON_RATE, amounts.log_every, logged)
 
 
 def learn_facts(
@@ -165,6 +187,7 @@ def learn_facts(
     seed: int,
     steps: int,
     log: Log,
+    amounts: Amounts = AMOUNTS,
     *,
     letter_weight: float,
 ) -> None:
@@ -176,20 +199,22 @@ def learn_facts(
     rng = random.Random(f"{seed} facts")
     torch.manual_seed(seed)
     reader = Reader(torch.tensor([letter_weight] * NUM_CLASSES + [FACT_WEIGHT] * len(FACTS)))
-    measured = _batch(_receipts(f"{seed} held-out facts", 3 * NUM_HELD_OUT), processor, has_facts=True)
-    papers = [receipt_paper(drawn_receipt(rng)) for _ in range(NUM_RECEIPTS)]
+    measured = _batch(_receipts(f"{seed} held-out facts", 3 * amounts.held_out), processor, has_facts=True)
+    papers = [receipt_paper(drawn_receipt(rng)) for _ in range(amounts.receipts)]
 
     def batches() -> Iterator[Batch]:
         while True:
             for _ in range(NEW_RECEIPTS):
-                papers[rng.randrange(NUM_RECEIPTS)] = receipt_paper(drawn_receipt(rng))
-            cut = [paper.cut(rng) for paper in rng.sample(papers, PAPERS_TOGETHER)]
+                papers[rng.randrange(amounts.receipts)] = receipt_paper(drawn_receipt(rng))
+            cut = [paper.cut(rng) for paper in rng.sample(papers, amounts.together)]
             yield _batch(cut, processor, has_facts=True)
 
-    def score() -> Mapping[str, float]:
-        return {**_letter_score(tower, reader, measured), **_fact_score(tower, reader, measured)}
+    @torch.no_grad()
+    def logged(step: int, loss: float) -> None:
+        logits = _logits(tower, reader, measured)
+        log(step, {"fact_loss": loss, **_letter_score(logits, measured), **_fact_score(logits, measured)})
 
-    _learn(tower, reader, batches(), steps, FACT_RATE, lambda step, loss: log(step, {"fact_loss": loss, **score()}))
+    _learn(tower, reader, batches(), steps, FACT_RATE, amounts.log_every, logged)
 
 
 def _learn(
@@ -198,6 +223,7 @@ def _learn(
     batches: Iterator[Batch],
     steps: int,
     muon_rate: float,
+    log_every: int,
     log: Callable[[int, float], None],
 ) -> None:
     parameters = [*tower.parameters(), *reader.parameters()]
@@ -210,7 +236,7 @@ def _learn(
             torch.autograd.backward(loss)
             change(parameters, optimizers, rate_share(step, steps))
             losses.append(loss.item())
-            if len(losses) == LOG_EVERY_STEPS or step + 1 == steps:
+            if len(losses) == log_every or step + 1 == steps:
                 log(step + 1, round(sum(losses) / len(losses), 4))
                 losses.clear()
 
@@ -248,10 +274,9 @@ def _logits(tower: Qwen3_5VisionModel, reader: Reader, batch: Batch) -> Tensor:
     return logits.float().view(len(logits), PATCHES_PER_TOKEN, -1)
 
 
-@torch.no_grad()
-def _letter_score(tower: Qwen3_5VisionModel, reader: Reader, batch: Batch) -> dict[str, float]:
+def _letter_score(logits: Tensor, batch: Batch) -> dict[str, float]:
     """F1 of all letters and of digits."""
-    said, true = _logits(tower, reader, batch) > 0, batch.targets > 0
+    said, true = logits > 0, batch.targets > 0
     result = {}
     for name, num in (("letters_f1", NUM_CLASSES), ("digits_f1", LETTERS.index("a"))):
         right = int((said & true)[..., :num].sum())
@@ -259,13 +284,12 @@ def _letter_score(tower: Qwen3_5VisionModel, reader: Reader, batch: Batch) -> di
     return result
 
 
-@torch.no_grad()
-def _fact_score(tower: Qwen3_5VisionModel, reader: Reader, batch: Batch) -> dict[str, float]:
+def _fact_score(logits: Tensor, batch: Batch) -> dict[str, float]:
     """Share of receipts whose band and whose payment is the one said most surely anywhere."""
     lengths = (batch.grid.prod(-1) // PATCHES_PER_TOKEN).tolist()
     said, true = (
         torch.stack([one.amax((0, 1)) for one in torch.split(of_tokens[..., NUM_CLASSES:], lengths)])
-        for of_tokens in (_logits(tower, reader, batch), batch.targets)
+        for of_tokens in (logits, batch.targets)
     )
     parts = {"bands": slice(0, len(BANDS)), "payments": slice(len(BANDS), None)}
     return {

@@ -1,10 +1,10 @@
 """Train clef-nano.
 
-    python -m training.train --data ../shared/data --work DIR [--wordnet DIR] [--seed 0] [--steps 3400] ...
+    python -m training.train --data ../shared/data --work DIR [--wordnet DIR] [--seed 0] [--steps 3400]
 
 In three stages: texts and some pictures; the tower anew, on printed letters; all together, mostly receipts. Seeded and
 resumable: DIR holds the stages' states (written every few minutes; that of the letters at their end) and `log.jsonl`,
-and the same command goes on where it stopped; with other numbers of steps the schedule is stretched or cut. A CPU is
+and the same command goes on where it stopped; with other `--steps` the first stage is longer or shorter. A CPU is
 enough. At the end the temperature is set on held-out records and the release is written to `DIR/nano-bf16`;
 `python -m worker quantize` makes the MXFP4 one.
 """
@@ -40,7 +40,16 @@ from training.intents import IntentData, read_banking77, read_clinc150
 from training.losses import question_loss
 from training.phrases import all_texts
 from training.pictures import Pictures
-from training.reading import learn_facts, learn_letters, linear_patches, muon, rate_share, scale_tokens
+from training.reading import (
+    AMOUNTS,
+    Amounts,
+    learn_facts,
+    learn_letters,
+    linear_patches,
+    muon,
+    rate_share,
+    scale_tokens,
+)
 from training.trainee import WEIGHT_DECAY, StepResult, Trainee, adamw, learning_rate, text_optimizer
 from training.vocabulary import MAX_OPTIONS, train_tokenizer
 from training.wordnet import FOLDER, WordNet, read_wordnet
@@ -201,16 +210,20 @@ def train(lab: Laboratory, state: Path, steps: int, rate: Callable[[int, int], f
             saved = step
 
 
-def learn_to_read(lab: Laboratory, work: Path, seed: int, steps: ReadingSteps) -> Laboratory:
+def learn_to_read(
+    lab: Laboratory, work: Path, seed: int, steps: ReadingSteps, amounts: Amounts = AMOUNTS
+) -> Laboratory:
     """The tower anew, on letters and facts, then all but the embeddings, on pictures most of all, then a mean.
 
     The mean is that of the weights before and after the last stage, but for the tower's.
     """
     tower, processor, log = lab.trainee.backbone.model.visual, lab.processor.image_processor, partial(write_log, work)
     lessons: dict[str, Callable[[], None]] = {
-        "letters": lambda: learn_letters(tower, processor, seed, steps.letters, log),
-        "facts": lambda: learn_facts(tower, processor, seed, steps.facts, log, letter_weight=1.0),
-        "bare_facts": lambda: learn_facts(tower, processor, seed + 1, steps.bare_facts, log, letter_weight=0.0),
+        "letters": lambda: learn_letters(tower, processor, seed, steps.letters, log, amounts),
+        "facts": lambda: learn_facts(tower, processor, seed, steps.facts, log, amounts, letter_weight=1.0),
+        "bare_facts": lambda: learn_facts(
+            tower, processor, seed + 1, steps.bare_facts, log, amounts, letter_weight=0.0
+        ),
     }
     for name, learn in lessons.items():
         file = work / f"{name}.pt"
@@ -218,9 +231,9 @@ def learn_to_read(lab: Laboratory, work: Path, seed: int, steps: ReadingSteps) -
             learn()
             torch.save(tower.state_dict(), file)
         tower.load_state_dict(torch.load(file, weights_only=True))
-    scale_tokens(tower, processor, seed)
+    scale_tokens(tower, processor, seed, amounts)
     reading = reading_laboratory(lab, seed)
-    before = [one.detach().clone() for one in others_than_tower(reading.trainee)]
+    before = [one.detach().clone() for one in others_than_tower(lab.trainee)]
     with linear_patches(tower):
         train(reading, work / "pictures.pt", steps.pictures, rate_share)
     with torch.no_grad():  # what texts need comes back so, and reading stays
@@ -242,10 +255,9 @@ def reading_laboratory(lab: Laboratory, seed: int) -> Laboratory:
     backbone, head = lab.trainee.backbone, lab.trainee.head
     for matrix in (backbone.model.language_model.embed_tokens, backbone.lm_head):
         matrix.requires_grad_(False)
-    trainee = Trainee(backbone, head, [])
-    tower, others = list(backbone.model.visual.parameters()), others_than_tower(trainee)
+    tower, others = list(backbone.model.visual.parameters()), others_than_tower(lab.trainee)
     rest = [one for one in others if one.dim() != 2]
-    trainee.optimizers = [
+    optimizers = [
         muon([one for one in others if one.dim() == 2], READING_RATES["matrices"]),
         adamw([(tower, READING_RATES["tower"], WEIGHT_DECAY), (rest, READING_RATES["others"], WEIGHT_DECAY)]),
     ]
@@ -253,7 +265,7 @@ def reading_laboratory(lab: Laboratory, seed: int) -> Laboratory:
     receipts = [lab.batches.batch([pictures.read_receipt() for _ in range(12)]) for _ in range(NUM_HELD_OUT // 8)]
     return replace(
         lab,
-        trainee=trainee,
+        trainee=Trainee(backbone, head, optimizers),
         batches=PictureBatches(lab.batches, Pictures(f"{seed} reading")),
         held_out={**lab.held_out, "receipts": receipts},
     )
